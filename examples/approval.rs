@@ -1,11 +1,11 @@
-//! A tool that waits for a human. Its call survives a lost connection. A client that cannot resume and calls again does
-//! not leave two open questions for the human.
+//! A tool that waits for a human. Its call survives a lost connection, and if a client cannot resume and calls again,
+//! the human is not left with two open questions.
 //!
 //! ```sh
 //! cargo run --example approval
 //! ```
 //!
-//! The policy in [`serve`] does both: a grace of an hour for a resume, and `supersede`.
+//! The policy in [`serve`] takes care of both, with an hour's grace for a resume, and `supersede`.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -39,10 +39,10 @@ mod verdict;
 
 type Failure = Box<dyn Error>;
 
-/// Timeout of this example, which takes far less. It does not wait for the hour.
+/// Timeout for this example, which takes far less. It does not wait for an hour.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A question that waits for the human.
+/// A question that is waiting for the human.
 struct Question {
     document: String,
     reply: oneshot::Sender<&'static str>,
@@ -79,13 +79,13 @@ async fn play() -> Result<(), Failure> {
         "the human reads {:?}; the connection breaks",
         question.document
     );
-    call.until("id: 0/0").await?;
+    call.read_until("id: 0/0").await?;
     call.hang_up();
     next(&mut disconnected).await?;
     let resumed = client.resume("0/0").await?;
     println!("the client is back; the human approves");
     answer(question)?;
-    expect(&resumed.response().await?, "approved")?;
+    expect(&resumed.read_to_end().await?, "approved")?;
     println!("the client has its answer");
 
     let mut stale = client.call(8, "approve", contract()).await?;
@@ -94,7 +94,7 @@ async fn play() -> Result<(), Failure> {
         "the human reads {:?}; the client loses its call",
         first.document
     );
-    stale.until("id: 0/1").await?;
+    stale.read_until("id: 0/1").await?;
     stale.hang_up();
     next(&mut disconnected).await?;
     let again = client.call(9, "approve", contract()).await?;
@@ -102,7 +102,7 @@ async fn play() -> Result<(), Failure> {
     first.reply.closed().await;
     println!("it asks again: the first question is withdrawn; the human approves the second");
     answer(second)?;
-    expect(&again.response().await?, "approved")?;
+    expect(&again.read_to_end().await?, "approved")?;
     println!("the client has its answer");
     Ok(())
 }
@@ -126,10 +126,10 @@ async fn serve(
         }
         _ => Policy::new(),
     });
-    // A call is superseded only once the server has detected that its client disconnected. The example waits for that.
+    // A call is superseded only once the server has detected its client's disconnect, so the example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
-            let _sent = disconnects.send(());
+            let _ = disconnects.send(());
         }
     });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);

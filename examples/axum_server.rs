@@ -1,10 +1,10 @@
-//! A server whose tool sleeps for a minute. Its log shows what happens when curl disconnects.
+//! A server with a tool that sleeps for a minute. Its log shows what happens when curl disconnects.
 //!
 //! ```sh
 //! cargo run --example axum_server -- --grace immediate
 //! ```
 //!
-//! `examples/README.md` has the curl commands. `RUST_LOG` sets the log filter; `mcp_cancel_on_disconnect=trace` logs
+//! `examples/README.md` has the curl commands. `RUST_LOG` sets the log filter: `mcp_cancel_on_disconnect=trace` logs
 //! everything that the layer does.
 
 use std::{

@@ -1,11 +1,12 @@
-//! A tool that runs a shell command. When its client disconnects, all processes of the command are killed, although the
-//! tool does not use tokens.
+//! A tool that runs a shell command. When its client disconnects, all of the command's processes are killed, even
+//! though the tool does not use tokens.
 //!
 //! ```sh
 //! cargo run --example child_process
 //! ```
 //!
-//! Such a tool needs [`ProcessGroup`], whose destructor kills the whole tree. `AbortOnCancel` runs the destructor.
+//! Such a tool needs a [`ProcessGroup`], whose destructor kills the whole tree. `AbortOnCancel` is what runs the
+//! destructor.
 
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
@@ -16,7 +17,7 @@ mod serve;
 
 #[cfg(not(unix))]
 fn main() {
-    println!("process groups are for Unix");
+    println!("process groups exist only on Unix");
 }
 
 #[cfg(unix)]
@@ -59,19 +60,19 @@ mod unix {
 
     type Failure = Box<dyn Error>;
 
-    /// Timeout of this example, which takes far less. The command would take far longer.
+    /// Timeout for this example, which takes far less. The command would take far longer.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// A tree of processes: two that sleep, one of them in its own shell.
+    /// A tree of processes: two that sleep, one of them in a shell of its own.
     const COMMAND: &str = "echo started; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
-    /// A process and all its descendants, which are killed on drop.
+    /// A process and all of its descendants, which are killed on drop.
     struct ProcessGroup {
         leader: Child,
         id: Option<Pid>,
     }
 
-    /// Runs commands. Their output is a pipe that stays open until all their processes have ended.
+    /// Runs commands. Their output is a pipe that stays open until all of their processes have ended.
     #[derive(Clone)]
     struct Shell {
         output: Arc<PipeWriter>,
@@ -119,7 +120,7 @@ mod unix {
         let hung_up = Instant::now();
         client.hang_up();
 
-        // The server also holds an end of the pipe.
+        // The server holds an end of the pipe, too.
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
@@ -150,7 +151,7 @@ mod unix {
                 .stdout(output)
                 .process_group(0)
                 .spawn()?;
-            // A process group has the id of its leader.
+            // A process group has its leader's id.
             let id = leader
                 .id()
                 .and_then(|id| Pid::from_raw(id.try_into().ok()?));
@@ -159,7 +160,7 @@ mod unix {
 
         async fn wait(&mut self) -> io::Result<ExitStatus> {
             let status = self.leader.wait().await?;
-            // The id may now be reused by another process.
+            // From now on, the id may belong to another process.
             self.id = None;
             Ok(status)
         }
@@ -168,8 +169,8 @@ mod unix {
     impl Drop for ProcessGroup {
         fn drop(&mut self) {
             if let Some(id) = self.id.take() {
-                // The group may just have ended. tokio reaps the leader.
-                let _ended = kill_process_group(id, Signal::KILL);
+                // Fails if the group has just ended. tokio reaps the leader.
+                let _ = kill_process_group(id, Signal::KILL);
             }
         }
     }

@@ -5,12 +5,13 @@
 //! cargo run --example dead_peer --features axum,socket -- --pings
 //! ```
 //!
-//! Both set the socket options of [`DeadPeer`] and watch their connections. The first is `axum::serve`, with the
-//! options on the listening socket. The second is an accept loop around hyper-util, with the options on every accepted
-//! socket. HTTP/2 pings need such a loop.
+//! Both set the socket options of [`DeadPeer`] and watch their connections. The first uses `axum::serve`, and sets the
+//! options on the listening socket. The second is an accept loop around hyper-util, which sets them on every accepted
+//! socket. HTTP/2 pings require such a loop.
 //!
-//! To try it, call the tool `wait`. `examples/README.md` lists curl commands; this server has no sessions. After the call has
-//! started, drop the packets of the client: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
+//! To try it, call the tool `wait`. `examples/README.md` lists curl commands; this server has no sessions. Once the
+//! call has started, drop the client's packets with `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is
+//! cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
@@ -66,7 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// On Linux, accepted sockets inherit the options of the listening one.
+/// On Linux, accepted sockets inherit the listening socket's options.
 async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     let applied = DeadPeer::new().apply(&listener)?;
     info!("listening on http://{ADDRESS}/mcp: {applied}");
@@ -74,26 +75,26 @@ async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     axum::serve(WatchedListener::new(listener), make).await
 }
 
-/// HTTP/2 pings end the streams of a dead peer without the options. The options are needed all the same, because the
-/// connection's task stays in its last write until the kernel gives up.
+/// HTTP/2 pings end a dead peer's streams even without the options. The options are still needed, because the
+/// connection's task hangs in its last write until the kernel gives up.
 async fn serve_with_pings(listener: TcpListener, app: Router) {
     let listener = WatchedListener::new(listener);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http2()
-        .timer(TokioTimer::new()) // without a timer, hyper panics at the first connection
+        .timer(TokioTimer::new()) // without a timer, hyper panics on the first connection
         .keep_alive_interval(Duration::from_secs(15))
         .keep_alive_timeout(Duration::from_secs(15));
     info!("listening on http://{ADDRESS}/mcp, with HTTP/2 pings");
     loop {
         let (stream, addr) = listener.accept().await;
         if let Err(error) = DeadPeer::new().apply(&stream) {
-            warn!(%error, "no options for {addr}");
+            warn!(%error, "could not set the socket options for {addr}");
         }
         let peer = stream.peer();
         let service = app.clone().map_request(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
-            // Inserted outside the layer, because the layer reads it.
+            // Inserted outside the layer, so that the layer can read it.
             request.extensions_mut().insert(peer.clone());
             request
         });
@@ -103,7 +104,7 @@ async fn serve_with_pings(listener: TcpListener, app: Router) {
             let service = TowerToHyperService::new(service);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
             if let Err(error) = connection.await {
-                info!(%error, "{addr} ended");
+                info!(%error, "the connection from {addr} ended");
             }
         });
     }

@@ -1,11 +1,11 @@
-//! Three MCP servers in a row. The tool of the first calls the second, whose tool calls the third. The client
-//! disconnects from the first, and all three handlers stop.
+//! Three MCP servers in a row. The first one's tool calls the second, whose tool calls the third. When the client
+//! disconnects from the first, all three handlers stop.
 //!
 //! ```sh
 //! cargo run --example gateway
 //! ```
 //!
-//! A gateway needs [`call_downstream`]: it forwards the cancel of its own call to the request that it made.
+//! A gateway needs [`call_downstream`], which forwards a cancel of its own call to the request that it has made.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ mod serve;
 
 type Failure = Box<dyn Error>;
 
-/// Timeout of this example, which takes far less.
+/// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// One server in the row. Every tool works until it is stopped.
@@ -52,13 +52,13 @@ enum Event {
     Stopped(&'static str),
 }
 
-/// Reports on drop that a handler has stopped.
-struct Working<'a>(&'a Server);
+/// Reports that a handler has stopped when it is dropped.
+struct WorkGuard<'a>(&'a Server);
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Failure> {
     let mut servers = JoinSet::new();
-    let (events, mut happened) = unbounded_channel();
+    let (events, mut received) = unbounded_channel();
     let mut next = None;
     let mut front = None;
     for name in ["worker", "middle", "front"] {
@@ -79,7 +79,7 @@ async fn main() -> Result<ExitCode, Failure> {
 
     let client = raw::call(front, "work", json!({})).await?;
     for _ in 0..3 {
-        if let Event::Started(name) = soon(&mut happened).await? {
+        if let Event::Started(name) = next_event(&mut received).await? {
             println!("{name} works");
         }
     }
@@ -88,7 +88,7 @@ async fn main() -> Result<ExitCode, Failure> {
     client.hang_up();
     let mut stopped = Vec::new();
     for _ in 0..3 {
-        if let Event::Stopped(name) = soon(&mut happened).await? {
+        if let Event::Stopped(name) = next_event(&mut received).await? {
             println!("{name} stopped after {:.1?}", hung_up.elapsed());
             stopped.push(name);
         }
@@ -100,7 +100,7 @@ async fn main() -> Result<ExitCode, Failure> {
         if have_all_stopped {
             "All three handlers have stopped."
         } else {
-            "A handler still runs!"
+            "A handler is still running!"
         }
     );
     Ok(if have_all_stopped {
@@ -110,17 +110,17 @@ async fn main() -> Result<ExitCode, Failure> {
     })
 }
 
-async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
-    Ok(timeout(LIMIT, happened.recv())
+async fn next_event(received: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
+    Ok(timeout(LIMIT, received.recv())
         .await?
         .ok_or("the servers have ended")?)
 }
 
-/// Calls a tool of another server. If the call in `context` is cancelled, the new request is cancelled for the same
+/// Calls a tool on another server. If the call in `context` is cancelled, the new request is cancelled for the same
 /// reason.
 ///
-/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when the future of the call
-/// is dropped. That happens only after the time that `AbortOnCancel` gives a handler to end on its own.)
+/// (Inside `AbortOnCancel`, `Peer::call_tool` works as well, because rmcp cancels the request when the call's future is
+/// dropped. However, that happens only after the time that `AbortOnCancel` gives a handler to end on its own.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,
@@ -128,23 +128,23 @@ async fn call_downstream(
 ) -> Result<CallToolResult, ErrorData> {
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let sent = server.send_cancellable_request(request, PeerRequestOptions::no_options());
-    let mut request = sent.await.map_err(failed)?;
+    let mut request = sent.await.map_err(internal_error)?;
     tokio::select! {
-        answer = &mut request.rx => match answer.map_err(|_| failed(ServiceError::TransportClosed))? {
+        answer = &mut request.rx => match answer.map_err(|_| internal_error(ServiceError::TransportClosed))? {
             Ok(ServerResult::CallToolResult(result)) => Ok(result),
-            Ok(_) => Err(failed(ServiceError::UnexpectedResponse)),
-            Err(error) => Err(failed(error)),
+            Ok(_) => Err(internal_error(ServiceError::UnexpectedResponse)),
+            Err(error) => Err(internal_error(error)),
         },
         () = context.ct.cancelled() => {
             let reason = CallToken::of(context).and_then(|call| call.reason());
             let reason = reason.map(|reason| reason.to_string());
-            request.cancel(reason).await.map_err(failed)?;
+            request.cancel(reason).await.map_err(internal_error)?;
             Err(ErrorData::new(ErrorCode(-32_800), "Request cancelled", None))
         }
     }
 }
 
-fn failed(error: ServiceError) -> ErrorData {
+fn internal_error(error: ServiceError) -> ErrorData {
     ErrorData::internal_error(format!("the server behind this one: {error}"), None)
 }
 
@@ -165,7 +165,7 @@ impl Server {
 
     fn report(&self, event: Event) {
         // The receiver is dropped after the last expected event.
-        let _sent = self.events.send(event);
+        let _ = self.events.send(event);
     }
 }
 
@@ -176,7 +176,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         self.report(Event::Started(self.name));
-        let _working = Working(self);
+        let _guard = WorkGuard(self);
         match &self.next {
             Some(next) => {
                 let result = call_downstream(next.peer(), request, &context).await?;
@@ -187,9 +187,9 @@ impl ServerHandler for Server {
     }
 }
 
-// === impl Working ===
+// === impl WorkGuard ===
 
-impl Drop for Working<'_> {
+impl Drop for WorkGuard<'_> {
     fn drop(&mut self) {
         self.0.report(Event::Stopped(self.0.name));
     }

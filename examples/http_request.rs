@@ -1,10 +1,11 @@
-//! A tool that fetches a page with reqwest. When its client disconnects, its connection to the web server is closed.
+//! A tool that fetches a page with reqwest. When its client disconnects, the tool's connection to the web server is
+//! closed.
 //!
 //! ```sh
 //! cargo run --example http_request
 //! ```
 //!
-//! The tool is cancelled twice: while it waits for the head of the response, and while it reads the body.
+//! The tool is cancelled twice: once while it is waiting for the response head, and once while it is reading the body.
 
 use std::{error::Error, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -37,16 +38,16 @@ mod verdict;
 
 type Failure = Box<dyn Error>;
 
-/// Timeout of this example, which takes far less.
+/// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Part of a response: its head, and the first of the ten bytes of its body.
+/// Part of a response: the head, and the first of the body's ten bytes.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
 /// What has happened on either side.
 #[derive(Debug, PartialEq, Eq)]
 enum Happened {
-    /// The slow server has received a request and has sent its part of a response.
+    /// The slow server has received a request, and has sent its part of a response.
     Requested,
     /// The slow server has found its connection closed.
     Closed,
@@ -123,7 +124,7 @@ async fn serve(fetcher: Fetcher, servers: &mut JoinSet<()>) -> io::Result<Socket
     serve::serve(app, servers).await
 }
 
-/// Starts a server that sends part of a response, and then waits until its connection ends.
+/// Starts a server that sends part of a response, and then waits for its connection to end.
 async fn slow_server(
     sent: &'static str,
     happened: UnboundedSender<Happened>,
@@ -147,10 +148,10 @@ async fn answer_slowly(
     let (mut connection, _) = listener.accept().await?;
     read_head(&mut connection).await?;
     connection.write_all(sent.as_bytes()).await?;
-    let _sent = happened.send(Happened::Requested);
-    // The end of the connection, or a reset.
+    let _ = happened.send(Happened::Requested);
+    // Until the connection is closed or reset.
     while connection.read_u8().await.is_ok() {}
-    let _sent = happened.send(Happened::Closed);
+    let _ = happened.send(Happened::Closed);
     Ok(())
 }
 
@@ -182,12 +183,12 @@ impl Fetcher {
     ) -> Result<String, ErrorData> {
         let internal = |error: String| ErrorData::internal_error(error, None);
         let token = CallToken::of(&context)
-            .ok_or_else(|| internal("the request did not pass the layer".to_owned()))?;
-        // Reads the head and the body. Dropping this future closes the connection, in either phase.
+            .ok_or_else(|| internal("the request did not pass through the layer".to_owned()))?;
+        // Reads the head and the body. Dropping this future closes the connection in either phase.
         let page = async { self.http.get(url).send().await?.text().await };
         let page = token.run_until_cancelled(page).await;
         let ended = page.as_ref().map(|_| ()).map_err(|reason| *reason);
-        let _sent = self.happened.send(Happened::ToolEnded(ended));
+        let _ = self.happened.send(Happened::ToolEnded(ended));
         match page {
             Ok(page) => page.map_err(|error| internal(error.to_string())),
             Err(reason) => Err(internal(reason.to_string())),

@@ -1,4 +1,4 @@
-//! The layer on routes without MCP. A handler passes its `CallToken` to the task that it spawned, and registers a
+//! The layer on routes without MCP. A handler passes its `CallToken` to the task that it spawns, and registers a
 //! clean-up.
 //!
 //! ```sh
@@ -34,7 +34,7 @@ mod verdict;
 
 type Failure = Box<dyn Error>;
 
-/// Timeout of this example, which takes far less.
+/// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const PAGES: u64 = 3;
@@ -73,13 +73,13 @@ async fn play() -> Result<(), Failure> {
 
     println!("a reader waits for a book");
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
-    let book = book.response().await?;
+    let book = book.read_to_end().await?;
     if !book.ends_with("3 pages") {
         return Err(format!("not a book: {book:?}").into());
     }
     println!("and gets it");
 
-    // The messages about the first book.
+    // Discards the messages about the first book.
     while received.try_recv().is_ok() {}
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
     println!("{}; another reader hangs up", next(&mut received).await?);
@@ -101,7 +101,7 @@ async fn book(State(press): State<Press>, call: CallToken) -> String {
     let messages = press.messages.clone();
     call.on_cancel(async move |reason| {
         println!("clean-up: {reason}");
-        let _sent = messages.send("the bill is cancelled");
+        let _ = messages.send("the bill is cancelled");
     });
     print(press, call, done);
     match printed.await {
@@ -112,7 +112,7 @@ async fn book(State(press): State<Press>, call: CallToken) -> String {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the work of this server runs in tasks"
+    reason = "this server does its work in tasks"
 )]
 fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
     tokio::spawn(async move {
@@ -120,17 +120,17 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
         while pages < PAGES {
             tokio::select! {
                 () = call.cancelled() => {
-                    let _sent = press.messages.send("the press stops");
+                    let _ = press.messages.send("the press stops");
                     return;
                 }
                 () = sleep(Duration::from_millis(50)) => {}
             }
             pages += 1;
             press.printed.fetch_add(1, Ordering::Relaxed);
-            let _sent = press.messages.send("a page is printed");
+            let _ = press.messages.send("a page is printed");
         }
-        // The reader may have disconnected at this moment.
-        let _sent = done.send(pages);
+        // The reader may have disconnected just now.
+        let _ = done.send(pages);
     });
 }
 

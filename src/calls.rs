@@ -1,4 +1,4 @@
-//! A handle that lists, cancels and drains the calls of a layer.
+//! A handle for listing, cancelling and draining a layer's calls.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,12 +15,12 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time a drain waits for servers to accept its cancels: 1 s.
+/// Maximum time a drain waits for servers to accept its cancels.
 ///
-/// Cancels that take longer may still be accepted until the process ends.
+/// Cancels that take longer are not aborted, and may still be accepted until the process exits.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A handle to the in-flight calls of a layer and all its clones.
+/// A handle to the in-flight calls of a layer and its clones.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -63,7 +63,7 @@ pub struct Calls {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
 /// let calls = CancelOnDisconnectLayer::new().calls();
-/// let report = calls.drain(Duration::from_secs(30)).await; // at once: nothing is in flight
+/// let report = calls.drain(Duration::from_secs(30)).await; // returns at once, because nothing is in flight
 /// assert_eq!((report.ended, report.cancelled), (0, 0));
 /// # }
 /// ```
@@ -72,13 +72,13 @@ pub struct Calls {
 pub struct DrainReport {
     /// Number of calls that ended without a cancel while the drain was waiting.
     ///
-    /// A call that was cancelled in the meantime, by its client or for any other reason, does not count.
+    /// A call that was cancelled in the meantime, whether by its client or for any other reason, does not count.
     pub ended: usize,
     /// Number of calls that the drain cancelled.
     pub cancelled: usize,
 }
 
-/// The part of a call that is copied while its session is locked. The rest is copied afterwards.
+/// The part of a snapshot that is copied while the session is locked. The rest is copied afterwards.
 struct RawSnapshot {
     id: CallId,
     exchange: Arc<Exchange>,
@@ -104,12 +104,12 @@ impl Calls {
         self.len() == 0
     }
 
-    /// Returns the number of detached calls: those in flight without an open stream.
+    /// Returns the number of detached calls, which are in flight but have no open stream.
     pub fn detached(&self) -> usize {
         self.registry.detached()
     }
 
-    /// Returns the number of in-flight calls of a session.
+    /// Returns the number of a session's in-flight calls.
     pub fn in_session(&self, session: &str) -> usize {
         self.registry
             .with_session(session, |state| state.len())
@@ -129,8 +129,8 @@ impl Calls {
 
     /// Returns the session's in-flight call with this JSON-RPC id.
     ///
-    /// Returns `None` if there is no such call. Also returns `None` if there are several, because two servers behind the layer issued
-    /// the same session id.
+    /// Returns `None` if there is no such call, or if there are several because two servers behind the layer have issued the same session
+    /// id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let call = self
             .registry
@@ -138,18 +138,18 @@ impl Calls {
         call.flatten()
     }
 
-    /// Cancels a call, attached or not. Returns `false` if the call has ended or runs as a task.
+    /// Cancels a call, attached or not. Returns `false` if the call has already ended or runs as a task.
     ///
-    /// The call's token fires, and the server of a session call is notified. A connected client gets the JSON-RPC error -32800, or
-    /// -32001 for [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
+    /// The call's token fires, and if it is a session call, its server is notified. A client that is still connected gets the JSON-RPC
+    /// error -32800, or -32001 for [`TimedOut`](CancelReason::TimedOut). A call that runs as a task can only be ended by its client.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
     }
 
-    /// Cancels all calls of a session except tasks and returns the number of cancelled calls.
+    /// Cancels all of a session's calls except tasks, and returns how many it cancelled.
     ///
-    /// Cancels none if two servers behind the layer issued the same session id, and both have calls in flight under it.
+    /// Cancels none if two servers behind the layer have issued the same session id and both have calls in flight under it.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
@@ -169,8 +169,8 @@ impl Calls {
 
     /// Records that a client has resumed a call on another server, through a shared event store.
     ///
-    /// From then on, the call keeps running without a client here, even if the loss of its old connection is detected only later.
-    /// The usual rules apply again once the client resumes here. Returns `false` if no in-flight call could have that event id.
+    /// From then on, the call keeps running without a client on this server, even if the loss of its old connection is only detected later.
+    /// The usual rules apply again once the client resumes on this server. Returns `false` if no in-flight call could have that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
     /// ```
@@ -192,16 +192,16 @@ impl Calls {
             > 0
     }
 
-    /// Waits at most `limit` for all calls to end, and cancels the rest.
+    /// Waits up to `limit` for all calls to end, then cancels the rest.
     ///
-    /// The drain also waits for answers that are on their way to their clients, but not for subscriptions to end. Calls are cancelled
-    /// with the reason [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. After that, the drain closes every
-    /// open event stream of the layer, including standalone ones and subscriptions, and from then on every new one. A call that starts
-    /// later is cancelled at once, unless it runs as a task.
+    /// The drain also waits for answers that are still on their way to their clients, but not for subscriptions to end. Calls are cancelled
+    /// as [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. The drain then closes all of the layer's open event
+    /// streams, including standalone ones and subscriptions, and from then on closes any new one. A call that starts later is cancelled at
+    /// once, unless it runs as a task.
     ///
-    /// `axum::serve(…).with_graceful_shutdown(…)` alone never ends while an event stream is open. Start the drain and the
-    /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
-    /// only part of a request has arrived. Give axum's future its own timeout, as the example `shutdown` does.
+    /// On its own, `axum::serve(…).with_graceful_shutdown(…)` never finishes while an event stream is open. Start the drain and the
+    /// graceful shutdown at the same time, so that no new calls arrive while the old ones are ending. A drain cannot end a connection on
+    /// which only part of a request has arrived, so give axum's future its own timeout, as the `shutdown` example does.
     ///
     /// ```
     /// use std::time::Duration;
@@ -233,30 +233,29 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// A drain that is dropped before it completes has cancelled either no calls or all remaining calls. In the latter case, the
-    /// cancels are still delivered. Several drains may run at the same time. Once the first one has cancelled the remaining calls, the
-    /// others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
+    /// A drain that is dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case
+    /// the cancels are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining calls, the
+    /// others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
             is_drained(&self.registry) && !self.registry.is_delivering()
         });
-        // The remaining calls are cancelled either way.
-        let _in_time = match Instant::now().checked_add(limit) {
-            Some(at) => timeout_at(at, all_ended).await.is_ok(),
-            None => {
-                all_ended.await;
-                true
+        match Instant::now().checked_add(limit) {
+            Some(deadline) => {
+                // The remaining calls are cancelled either way.
+                let _ = timeout_at(deadline, all_ended).await;
             }
-        };
+            None => all_ended.await,
+        }
         let (calls, streams) = self.registry.close();
         let ended = self.registry.completions_since(completed_before);
         let (delivered, mut all_delivered) = mpsc::channel(1);
         let mut cancelled = 0;
         for (id, exchange) in calls {
             if exchange.call(id).is_some_and(CallInfo::is_task) {
-                // A task keeps running, and its client may resume it elsewhere. Registering the task's streams closes them, because
-                // the registry is closed.
+                // A task keeps running, and its client may resume it elsewhere. Registering its streams closes them, because the registry
+                // is already closed.
                 exchange.register_orphaned_streams();
                 continue;
             }
@@ -268,8 +267,7 @@ impl Calls {
             stream.close();
         }
         drop(delivered);
-        // Cancels that take longer are not aborted. They may still be accepted until the process ends.
-        let _accepted = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
+        let _ = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }
 }
@@ -287,7 +285,7 @@ impl RawSnapshot {
         }
     }
 
-    /// Returns the snapshot of the call as of `now`.
+    /// Returns the call's snapshot as of `now`.
     fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
         let info = self.exchange.call(self.id)?.clone();
         let time_left = |at: Instant| at.saturating_duration_since(now);
@@ -313,11 +311,11 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// Returns `true` if no call is left to wait for. Subscriptions are ignored, because they do not end on their own.
+/// Returns `true` if there is no call left to wait for. Subscriptions do not count, because they never end on their own.
 fn is_drained(registry: &Registry) -> bool {
-    let mut waited_for = registry.scan_calls(|id, entry| {
+    let mut remaining = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);
         call.filter(|call| call.method() != LISTEN).map(|_| ())
     });
-    waited_for.next().is_none()
+    remaining.next().is_none()
 }

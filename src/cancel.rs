@@ -1,4 +1,4 @@
-//! The interface of everything that injects a cancel into a server.
+//! The interface for injecting a cancel into a server.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -6,23 +6,23 @@ use http::StatusCode;
 
 use crate::call::{CallInfo, CancelReason, Scope};
 
-/// A cancel on its way into the server.
+/// A cancel that is on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// Announces that a cancel may follow. The session of the call is not closed while this guard exists.
+/// A guard that announces a cancel that may follow. While it exists, the call's session is not closed.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
-/// Injects a cancel into the server that runs a call.
+/// Injects a cancel into the server that is running a call.
 pub(crate) trait Canceller: Send + Sync {
-    /// Returns the scope in which the session ids of its calls are unique.
+    /// Returns the scope within which its calls' session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Returns `true` if another server may continue the streams of its calls.
+    /// Returns `true` if another server may continue its calls' streams.
     fn has_event_store(&self) -> bool {
         false
     }
 
-    /// Returns `true` if the answer to `call` is observed even if no stream of it is read.
+    /// Returns `true` if the answer to `call` is observed even when no stream of it is being read.
     fn observes_answers(&self, _call: &CallInfo) -> bool {
         false
     }
@@ -32,14 +32,13 @@ pub(crate) trait Canceller: Send + Sync {
         None
     }
 
-    /// Sends the cancel of `call` to the server once. `Ok` means that the server accepted the message, not that the handler has
-    /// ended.
+    /// Sends the cancel for `call` to the server once. `Ok` means that the server has accepted the message, not that the handler has ended.
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error of a cancel that was not delivered to the server.
+/// The error for a cancel that was not delivered to the server.
 ///
-/// The call's [`CallToken`](crate::CallToken) has fired nevertheless.
+/// The call's [`CallToken`](crate::CallToken) has fired all the same.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
@@ -72,7 +71,7 @@ enum Kind {
 impl CancelError {
     pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
     pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
-    /// The cancel would have hit another call that reused the id.
+    /// The cancel would have hit another call that has reused the id.
     pub(crate) const REUSED: Self = Self(Kind::Reused);
 
     pub(crate) fn refused(status: StatusCode) -> Self {
@@ -85,7 +84,7 @@ impl CancelError {
 
     /// Returns the status with which the inner service refused the replayed cancel.
     ///
-    /// Returns `None` if the cancel failed in any other way.
+    /// Returns `None` if the cancel failed for any other reason.
     pub fn status(&self) -> Option<StatusCode> {
         match self.0 {
             Kind::Refused(status) => Some(status),
@@ -93,7 +92,7 @@ impl CancelError {
         }
     }
 
-    /// Returns `true` if the same cancel may be accepted a little later: 429, 502, 503 or 504.
+    /// Returns `true` if a retry may succeed: the status is 429, 502, 503 or 504.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self.status(),
@@ -119,7 +118,7 @@ impl fmt::Display for CancelError {
             Kind::Failed(cause) => write!(f, "the cancel could not be delivered: {cause}"),
             Kind::TimedOut => f.write_str("the service did not accept the cancel in time"),
             Kind::Undelivered => {
-                f.write_str("no runtime polled the delivery of the cancel until its end")
+                f.write_str("no runtime polled the cancel's delivery to completion")
             }
             Kind::Reused => f.write_str("another call has reused the request id"),
         }

@@ -1,10 +1,10 @@
-//! Catches panics in the user's code, which must not affect anything else.
+//! Catches panics in user code, so that they affect nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs an action that calls the user's code, which may be a destructor. Returns `None` if it panicked.
+/// Runs an action that calls user code, possibly a destructor. Returns `None` if it panics.
 ///
-/// May be called in a destructor.
+/// Can itself be called from a destructor.
 pub(crate) fn catch_panic<R>(action: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(action)).ok()
 }

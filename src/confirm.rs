@@ -1,10 +1,10 @@
-//! The confirmation that an orphan may be cancelled.
+//! Confirming that an orphan may be cancelled.
 
 use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client did not resume within its grace: the argument of [`confirm`].
+/// A call whose client has not resumed within its grace, as passed to [`confirm`].
 ///
 /// [`confirm`]: crate::CancelOnDisconnectLayer::confirm
 ///
@@ -12,7 +12,7 @@ use crate::call::{CallInfo, Detachment};
 /// use std::future::ready;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Confirmation, Orphan};
 ///
-/// /// A report waits for a second grace.
+/// /// Gives reports a second grace.
 /// fn decide(orphan: &Orphan<'_>) -> Confirmation {
 ///     let grace = orphan.grace();
 ///     match orphan.call().tool() {
@@ -31,7 +31,7 @@ pub struct Orphan<'a> {
     pub(crate) grace: Duration,
 }
 
-/// Whether an orphan may be cancelled: the decision of [`confirm`](crate::CancelOnDisconnectLayer::confirm).
+/// Whether an orphan may be cancelled, as decided by [`confirm`](crate::CancelOnDisconnectLayer::confirm).
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,13 +43,13 @@ pub struct Orphan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confirmation {
-    /// It may be cancelled, because no client will resume it.
+    /// The call may be cancelled, because no client will resume it.
     Cancel,
-    /// Not yet. The call waits for this much longer, at least 100 ms. Then `confirm` is called again.
+    /// Not yet. The call waits this much longer (at least 100 ms), and then `confirm` is called again.
     Postpone(Duration),
-    /// It may be cancelled, because another instance owns its session.
+    /// The call may be cancelled, because another instance owns its session.
     ///
-    /// No client will resume the call here. The call is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
+    /// No client will resume the call on this instance, so it is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }
 
@@ -65,12 +65,12 @@ impl<'a> Orphan<'a> {
         self.call
     }
 
-    /// Returns the call's detachment, which has not ended.
+    /// Returns the call's detachment, which is still ongoing.
     pub fn detachment(&self) -> Detachment {
         self.detachment
     }
 
-    /// Returns the call's grace, as it was decided at the disconnect. Postponements do not change it.
+    /// Returns the grace that was decided on at the disconnect. Postponements do not change it.
     pub fn grace(&self) -> Duration {
         self.grace
     }

@@ -1,8 +1,8 @@
 //! What a disconnect means for a call.
 //!
-//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares it with this module. The
-//! other graces replace all of its rows except those for tasks and subscriptions, with two exceptions. [`Grace::AutoAfter`] only
-//! replaces the times. [`Grace::Immediate`] keeps the whole table for streams that the server ended.
+//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], which a test compares with this module. The other
+//! graces replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times, and
+//! [`Grace::Immediate`] keeps the whole table for streams that the server has ended.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Maximum `retry` that counts five times for a grace: 10 min. Chosen because a server may send any value.
+/// Cap on the part of a `retry` that counts five times toward a grace. A server may send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// Maximum network delay that is added to `retry`: 5 s. A shorter `retry` is only doubled.
+/// Maximum network delay added to `retry`. A `retry` shorter than this is only doubled.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// What is known of a call's stream when it ends.
+/// What is known about a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
-    /// The stream had an event id, so its client can ask for the rest.
+    /// Whether the stream had an event id, so that its client can ask for the rest.
     pub(crate) replayable: bool,
-    /// The `retry` of the server: how long its client waits before it resumes.
+    /// The server's `retry`, which is how long the client waits before it resumes.
     pub(crate) retry: Option<Duration>,
-    /// The server ended the stream.
+    /// Whether the server ended the stream.
     pub(crate) by_server: bool,
-    /// Its events are in a store that other servers may share.
+    /// Whether its events are in a store that other servers may share.
     pub(crate) stored: bool,
 }
 
@@ -41,13 +41,13 @@ pub(crate) enum DisconnectAction {
 // === impl StreamEnd ===
 
 impl StreamEnd {
-    /// Returns `true` if its client may resume on another server, unobserved by this one.
+    /// Returns `true` if its client may resume on another server, unseen by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
     }
 
-    /// Returns how long the client of a call that keeps running may resume.
+    /// Returns the resume window of a call that keeps running.
     pub(crate) fn resume_window(self) -> Duration {
         if self.replayable {
             default_grace(self.retry)
@@ -56,7 +56,7 @@ impl StreamEnd {
         }
     }
 
-    /// Returns how long a client that honours `retry` takes to resume. Returns zero if it cannot resume.
+    /// Returns how long a client that honours `retry` takes to resume, or zero if it cannot resume.
     fn retry_delay(self) -> Duration {
         retry_delay(self.retry.filter(|_| self.replayable))
     }
@@ -65,7 +65,7 @@ impl StreamEnd {
 // === impl DisconnectAction ===
 
 impl DisconnectAction {
-    /// Returns how long the client of a call with this action may resume.
+    /// Returns the call's resume window under this action.
     pub(crate) fn resume_window(self, stream_end: StreamEnd) -> Duration {
         match self {
             Self::CancelNow => Duration::ZERO,
@@ -78,7 +78,7 @@ impl DisconnectAction {
 // === impl Grace ===
 
 impl Grace {
-    /// Returns the maximum resume window of any action under this grace.
+    /// Returns the longest resume window that any action under this grace can have.
     pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
             Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
@@ -86,7 +86,7 @@ impl Grace {
         }
     }
 
-    /// Returns what to do with a call whose stream ended without the answer.
+    /// Decides what to do with a call whose stream has ended without the answer.
     pub(crate) fn decide(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
@@ -125,10 +125,10 @@ fn retry_delay(retry: Option<Duration>) -> Duration {
     retry.saturating_add(retry.min(MAX_DELAY))
 }
 
-/// Decides as [`Grace::Auto`] does for a call that is neither a task nor a subscription.
+/// Applies [`Grace::Auto`] to a call that is neither a task nor a subscription.
 fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
     if call.is_cancelled_on_disconnect() || !stream_end.replayable {
-        // The end of a stream by its server is not a disconnect.
+        // A stream that its server has ended is not a disconnect.
         return if stream_end.by_server {
             DisconnectAction::KeepRunning
         } else {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_does_not_count_the_end_of_a_stream_by_the_server_as_a_disconnect() {
+    fn auto_does_not_count_a_stream_ended_by_the_server_as_a_disconnect() {
         let ended = StreamEnd {
             by_server: true,
             replayable: false,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_lets_calls_run_that_may_be_resumed_elsewhere() {
+    fn auto_keeps_calls_running_that_may_be_resumed_elsewhere() {
         assert_eq!(
             auto(StreamEnd {
                 stored: true,
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disconnect_cancels_a_listen_and_never_a_task() {
+    fn a_disconnect_cancels_a_subscription_but_never_a_task() {
         for grace in [
             Grace::Auto,
             Grace::Immediate,

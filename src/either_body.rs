@@ -25,7 +25,7 @@ impl<B> EitherBody<B> {
         Self::Body { body }
     }
 
-    /// Returns a body of one frame.
+    /// Returns a body with a single frame.
     pub(crate) fn bytes(bytes: Bytes) -> Self {
         Self::Bytes {
             bytes: Some(Box::new(bytes)),

@@ -1,4 +1,4 @@
-//! The internals that the fuzz targets in `fuzz/` call.
+//! The internals that the fuzz targets in `fuzz/` call into.
 //!
 //! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets.
 
@@ -9,9 +9,9 @@ use crate::{
     sse::Reader,
 };
 
-/// The message of a request body.
+/// The message in a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Read {
+pub enum ParsedMessage {
     Request {
         id: RequestId,
         method: Box<str>,
@@ -26,26 +26,26 @@ pub enum Read {
     Response,
 }
 
-/// One event of a response body.
+/// An event in a response body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ParsedEvent {
     pub id: Option<Vec<u8>>,
     pub retry_ms: Option<u64>,
     pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
-/// Returns what the crate reads in a whole request body.
-pub fn read(body: &[u8]) -> Result<Read, ParseFailure> {
-    envelope::read(body).map(Read::from)
+/// Returns what the crate reads from a whole request body.
+pub fn read(body: &[u8]) -> Result<ParsedMessage, ParseFailure> {
+    envelope::read(body).map(ParsedMessage::from)
 }
 
-/// Returns what the crate reads in the frames of a response body.
-pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
+/// Returns the events that the crate reads from a response body's frames.
+pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
     for frame in frames {
         reader.read(frame, |event| {
-            events.push(Seen {
+            events.push(ParsedEvent {
                 id: event.id.map(<[u8]>::to_vec),
                 retry_ms: event.retry.map(|retry| retry.as_millis() as u64),
                 answers: match event.answers {
@@ -59,12 +59,12 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
     events
 }
 
-/// Runs the operations that these bytes encode on the registry's core and on a model of it. Panics if the two differ.
+/// Applies encoded operations to the registry's core and to a model. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }
 
-impl From<Message<'_>> for Read {
+impl From<Message<'_>> for ParsedMessage {
     fn from(message: Message<'_>) -> Self {
         match message {
             Message::Request(request) => Self::Request {

@@ -1,6 +1,6 @@
 //! The headers that the layer reads.
 //!
-//! Those that it reads from every message are found in one pass, which costs less than looking up each of them.
+//! Those that it reads from every message are found in a single pass, which is cheaper than looking up each one.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -9,14 +9,14 @@ pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// The headers that the layer reads from every request and response.
+/// The headers that are read from every request and response.
 #[derive(Debug, Default)]
 pub(crate) struct McpHeaders<'a> {
     pub(crate) session_id: Header<'a>,
     pub(crate) protocol_version: Header<'a>,
     pub(crate) content_type: Header<'a>,
     pub(crate) content_length: Header<'a>,
-    /// `true` if a content coding was applied.
+    /// Whether a content coding has been applied.
     pub(crate) is_encoded: bool,
 }
 
@@ -33,16 +33,16 @@ pub(crate) enum Header<'a> {
 // === impl McpHeaders ===
 
 impl<'a> McpHeaders<'a> {
-    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+    pub(crate) fn from_map(headers: &'a HeaderMap) -> Self {
         let mut mcp_headers = Self::default();
         for (name, value) in headers {
-            // Standard names are compared as numbers.
+            // Cheap, because standard names are compared as integers.
             let header = if *name == header::CONTENT_TYPE {
                 &mut mcp_headers.content_type
             } else if *name == header::CONTENT_LENGTH {
                 &mut mcp_headers.content_length
             } else if *name == header::CONTENT_ENCODING {
-                mcp_headers.is_encoded |= names_coding(value);
+                mcp_headers.is_encoded |= has_coding(value);
                 continue;
             } else if *name == SESSION_ID {
                 &mut mcp_headers.session_id
@@ -74,7 +74,7 @@ impl<'a> Header<'a> {
 /// Returns `true` if a `Content-Type` is `media_type`, with any parameters.
 ///
 /// See RFC 9110, section 8.3.1.
-pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
+pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
     if value.as_bytes() == media_type.as_bytes() {
         return true;
     }
@@ -86,10 +86,10 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
     })
 }
 
-/// Returns `true` if a `Content-Type` is certainly not that of a JSON-RPC message.
+/// Returns `true` if a `Content-Type` rules out that the body is a JSON-RPC message.
 ///
-/// Returns `false` if the header is absent or repeated. Some servers also accept `application/json-rpc`, and types that end in
-/// `+json`.
+/// An absent or repeated header rules out nothing. Neither do `application/json-rpc` and types that end in `+json`, because some
+/// servers accept those as well.
 pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
         return false;
@@ -103,7 +103,7 @@ pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     !essence.starts_with(b"application/json") && !essence.ends_with(b"+json")
 }
 
-/// Returns `true` if the `Accept` header lists server-sent events with a weight above zero.
+/// Returns `true` if the `Accept` header lists `text/event-stream` with a weight above zero.
 ///
 /// See RFC 9110, section 12.5.1.
 pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
@@ -127,8 +127,8 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
 
 /// Returns `true` if a `Content-Encoding` lists a coding that changes the content.
 ///
-/// `identity` does not, nor does an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
-fn names_coding(value: &HeaderValue) -> bool {
+/// `identity` does not, and neither does an empty list element (RFC 9110, sections 5.6.1 and 8.4.1).
+fn has_coding(value: &HeaderValue) -> bool {
     let codings = value.as_bytes().split(|byte| *byte == b',');
     codings.map(<[u8]>::trim_ascii).any(|coding| {
         let is_identity = coding.eq_ignore_ascii_case(b"identity");
@@ -156,7 +156,7 @@ mod tests {
             let name: HeaderName = name.parse().unwrap();
             headers.append(name, HeaderValue::from_static(value));
         }
-        let mcp_headers = McpHeaders::of(&headers);
+        let mcp_headers = McpHeaders::from_map(&headers);
         assert!(matches!(mcp_headers.session_id, Header::One(value) if value == "c"));
         assert!(matches!(mcp_headers.content_type, Header::Several(first) if first == "b"));
         assert!(mcp_headers.is_encoded);
@@ -171,7 +171,7 @@ mod tests {
             for value in values {
                 headers.append("content-encoding", HeaderValue::from_static(value));
             }
-            McpHeaders::of(&headers).is_encoded
+            McpHeaders::from_map(&headers).is_encoded
         };
         for plain in [
             &[][..],

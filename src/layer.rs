@@ -17,8 +17,7 @@ use crate::{
     service::CancelOnDisconnect,
 };
 
-/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout): 100 ms. Chosen because the timer checks each stream once per
-/// timeout.
+/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout). Needed because the timer checks each stream once per timeout.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Cancels the calls of clients that disconnect. See the [crate docs](crate).
@@ -59,8 +58,8 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// }
 /// ```
 ///
-/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still
-/// returns the calls of all routes:
+/// Clones share one registry of calls, so a server's routes can have different options while [`calls`](Self::calls) still returns the
+/// calls of all of them:
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -93,18 +92,18 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) may set another grace.
+    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) can set another grace.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
     }
 
-    /// Sets the closure that returns a call's policy. A second closure replaces the first.
+    /// Sets the closure that returns a call's policy, replacing any previous one.
     ///
-    /// It runs once for each call, when the call becomes known.
+    /// The closure runs once per call, when the call becomes known.
     ///
-    /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, whatever the order
-    /// in which the options are set. They also apply if the closure panics.
+    /// Anything that the policy leaves unset is taken from [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout), no matter
+    /// in which order the options are set. The same applies if the closure panics.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -113,23 +112,24 @@ impl CancelOnDisconnectLayer {
     /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
     ///
     /// Neither a grace nor [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
-    /// [`Calls::cancel`], [`Calls::drain`], the end of their session and their client's own `notifications/cancelled`. A
-    /// subscription still ends with its stream.
+    /// [`Calls::cancel`], [`Calls::drain`], the end of their session, and their client's own `notifications/cancelled`. A subscription
+    /// still ends with its stream.
     ///
-    /// With several closures, a call is exempt if one of them returns `true`. A closure that panics counts as `false`.
+    /// With several closures, a call is exempt if any of them returns `true`. A closure that panics counts as `false`.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
         self
     }
 
-    /// Adds an extension to each call, from the headers and the extensions of its request.
+    /// Adds an extension to each call, derived from its request's headers and extensions.
     ///
-    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers get it with [`CallInfo::extension`]. It may be the user, the
-    /// tenant or the route that an outer middleware has put into the request's extensions.
-    /// It is dropped with the last [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns
-    /// `None` or panics, the call has no such extension. With several closures for one type, the last one that returns a value counts.
+    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers read it with [`CallInfo::extension`]. It can be, for example,
+    /// the user, the tenant or the route that an outer middleware has added to the request's extensions. It is dropped with the last
+    /// [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns `None` or panics, the call gets
+    /// no such extension. With several closures for one type, the last one to return a value wins.
     ///
-    /// The closure runs for each POST that may carry JSON, before its body is read. So it also runs for a body that is not a call.
+    /// The closure runs for each POST that may carry JSON, before its body is read, so it also runs for bodies that turn out not to be
+    /// calls.
     ///
     /// ```
     /// use std::{sync::mpsc, time::Duration};
@@ -177,14 +177,14 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that decides whether an orphan is cancelled. A second closure replaces the first.
+    /// Sets the closure that decides whether an orphan is cancelled, replacing any previous one.
     ///
-    /// An orphan is a call whose client did not resume within its grace.
+    /// An orphan is a call whose client has not resumed within its grace.
     ///
-    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on
-    /// another server. The call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure
-    /// panics, or has not decided after 10 s, the call waits for another grace. The closure is not called for calls without a
-    /// grace. It does not delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
+    /// Use this when the decision depends on something outside this process, such as whether the client has resumed on another server.
+    /// The call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure panics, or has not
+    /// decided within 10 s, the call waits for another grace. The closure is not called for calls without a grace, and it does not
+    /// delay cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
     ///
@@ -246,12 +246,12 @@ impl CancelOnDisconnectLayer {
 
     /// Sends a comment on each `text/event-stream` response that has been quiet for `interval`.
     ///
-    /// The interval is at least 1 ms. Off by default. rmcp does the same every 15 s.
+    /// The interval is at least 1 ms. Off by default; rmcp itself sends such comments every 15 s.
     ///
-    /// A client that has vanished is detected only when a write to its connection fails. The comment is such a write: a *probe*. It
-    /// is not an event, so clients ignore it. Proxies count it as traffic. It is sent between two events, never inside one. The
-    /// response gets `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. A body that is
-    /// encoded, or whose length is known, gets no probes.
+    /// A client that has vanished is only detected when a write to its connection fails. The comment is such a write, called a *probe*.
+    /// Clients ignore it because it is not an event, but proxies count it as traffic. It is only sent between events, never inside one.
+    /// The response gets `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. No probes are
+    /// sent on a body that is encoded or whose length is known.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -282,20 +282,20 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sends the response head of a call early if its handler stays silent.
+    /// Sends a call's response head early if its handler stays silent.
     ///
-    /// If the inner service has not answered for `silence` after the call became known, the client gets `200 text/event-stream` and
-    /// probes. The answer is sent later as an event.
+    /// If the inner service has not answered within `silence` of the call becoming known, the client gets `200 text/event-stream` and
+    /// probes, and the answer is sent later as an event.
     ///
-    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut off such
-    /// a call at their idle limit, and a client that has vanished is not detected.
+    /// Without this option, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. In the
+    /// meantime, proxies cut off such a call at their idle limit, and a client that has vanished is not detected.
     ///
-    /// This is off by default, because the head of the inner response is lost. Its headers are dropped. An error status becomes the
-    /// JSON-RPC error -32603, with `data.status`, unless the body is a JSON-RPC error. The inner future is boxed.
+    /// This is off by default, because the head of the inner response is lost: its headers are dropped, and an error status becomes the
+    /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
-    /// The option applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of such a client
-    /// that may carry JSON loses its `Accept-Encoding`, because the head does not show whether the body is a call. The call's stream
-    /// is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
+    /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. Every POST from such a
+    /// client that may carry JSON loses its `Accept-Encoding`, because the request head does not show whether the body is a call. The
+    /// call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -326,20 +326,20 @@ impl CancelOnDisconnectLayer {
     ///
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
-    /// In rmcp, the streams of a session share one worker, which waits for the slowest stream. So one client that is not reading blocks
-    /// all calls of its session, cancels included. A stream is stalled if hyper took its last frame `timeout` ago and has not requested
-    /// the next one. A quiet stream is not stalled.
+    /// In rmcp, a session's streams share one worker, which waits for the slowest of them, so a single client that is not reading
+    /// blocks all calls of its session, cancels included. A stream has stalled if hyper took its last frame `timeout` ago and has not
+    /// requested another since. A stream that is merely quiet has not stalled.
     ///
     /// # What counts as reading
     ///
-    /// A large frame is passed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. The layer only observes
-    /// that hyper requests the next piece. hyper does so once its own buffer and that of the kernel have room. On Linux the kernel
-    /// reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the unsent part
-    /// to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
+    /// A large frame is passed on in pieces of 16 KiB, so a client that reads it slowly still counts as reading. The layer itself only
+    /// sees hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send
+    /// buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
+    /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2 a client may stop reading one stream and so exhaust the flow-control window of the whole connection. In that case, no
-    /// stream of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine
-    /// which of them exhausted the window. Use a timeout that is longer than any pause of a correct client.
+    /// On HTTP/2, a client that stops reading one stream can exhaust the flow-control window of the whole connection. None of the
+    /// connection's streams can advance then, and all those that are waiting to send count as stalled, because the layer cannot
+    /// determine which of them exhausted the window. Use a timeout longer than any pause that a well-behaved client makes.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///
@@ -362,7 +362,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the limits of tracked calls and retained answers, for all clones of the layer.
+    /// Sets the limits on tracked calls and retained answers, for all clones of the layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -380,7 +380,7 @@ impl CancelOnDisconnectLayer {
     /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
     /// let request = Request::post("/mcp").header("content-type", "application/json");
     /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
-    /// assert_eq!(response.status(), 200, "the call keeps running as without the layer");
+    /// assert_eq!(response.status(), 200, "the call runs as it would without the layer");
     /// # }
     /// ```
     pub fn limits(self, limits: Limits) -> Self {
@@ -388,7 +388,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Adds an observer of everything that happens to calls. A layer may have several.
+    /// Adds an observer of everything that happens to calls. A layer can have several.
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self
@@ -399,7 +399,7 @@ impl CancelOnDisconnectLayer {
         self.observe(observer)
     }
 
-    /// Sets how the log shows session ids. By default it shows a hash whose key is new in every process.
+    /// Sets how session ids appear in the log. By default they are hashed with a key that is new in every process.
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self

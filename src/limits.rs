@@ -1,13 +1,12 @@
-//! Limits of tracked calls and retained answers.
+//! Limits on tracked calls and retained answers.
 //!
-//! A session reaches its own limit long before all sessions together reach theirs.
+//! A session reaches its own limits long before all sessions together reach theirs.
 
-/// Maximum number of calls that a layer tracks, and of bytes of answers that it retains.
+/// Limits on the calls that a layer tracks and on the bytes of answers that it retains.
 ///
-/// A call over a limit keeps running as it would without the layer. It is neither refused nor cancelled, and no other call is
-/// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute for
-/// each limit.
-/// [The manual](crate::manual::defaults) gives the reasons for the numbers.
+/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is evicted to
+/// make room for it. Every such call is reported as [`Event::Untracked`](crate::Event::Untracked), and a warning is logged at most once a
+/// minute per limit. [The manual](crate::manual::defaults) explains the numbers.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits, observe::Limit};
@@ -32,7 +31,7 @@ pub struct Limits {
     pub(crate) retained_of_session: usize,
 }
 
-/// The limit that a call exceeded, one of the [`Limits`].
+/// The limit that a call has exceeded, one of the [`Limits`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
@@ -44,58 +43,58 @@ pub struct Limits {
 pub enum Limit {
     /// There are too many calls in flight. The call was never tracked.
     Calls,
-    /// There are too many detached calls. The call is no longer tracked, and ended as unknown.
+    /// There are too many detached calls. The call is no longer tracked, and has ended as unknown.
     Detached,
-    /// There are too many detached calls in one session. The call is no longer tracked, and ended as unknown.
+    /// There are too many detached calls in one session. The call is no longer tracked, and has ended as unknown.
     DetachedOfSession,
 }
 
 // === impl Limits ===
 
 impl Limits {
-    /// Sets how many calls may be in flight, attached or detached: 262,144 by default.
+    /// Sets how many calls may be in flight, attached or detached (262,144 by default).
     pub fn calls(mut self, max: usize) -> Self {
         self.calls = max;
         self
     }
 
-    /// Sets how many calls may be detached: 65,536 by default.
+    /// Sets how many calls may be detached (65,536 by default).
     pub fn detached(mut self, max: usize) -> Self {
         self.detached = max;
         self
     }
 
-    /// Sets how many calls of one session may be detached: 2,048 by default.
+    /// Sets how many of a session's calls may be detached (2,048 by default).
     ///
-    /// Calls without a session count only toward [`detached`](Self::detached).
+    /// Calls without a session only count toward [`detached`](Self::detached).
     pub fn detached_of_session(mut self, max: usize) -> Self {
         self.detached_of_session = max;
         self
     }
 
-    /// Sets how many bytes of answers are retained: 16 MiB by default.
+    /// Sets how many bytes of answers may be retained (16 MiB by default).
     ///
-    /// An answer counts as half a KiB, plus a quarter of a KiB for each block of its content. The size of its text is added, and the
-    /// size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB.
+    /// An answer counts as half a KiB, plus a quarter of a KiB per content block, plus the size of its text and the size of everything else
+    /// as JSON. A session's first retained answer counts another 0.8 KiB.
     ///
-    /// A quarter of the bytes is for answers whose client was connected at the time of the answer. The rest is for answers for which
-    /// a client may still resume. Of each of these two kinds, a session may retain only as many bytes as remain free for all others.
+    /// A quarter of the space is for answers whose client was connected when they were sent, and the rest for answers that a client may
+    /// still resume for. Of each kind, a session may retain only as many bytes as remain free for all other sessions.
     ///
-    /// An answer that exceeds the remaining space or its session's limit evicts older answers of its session. Those whose client
-    /// was connected are evicted first. If that is not enough, the new answer is not retained. If an answer for which a client may still
-    /// resume is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
+    /// An answer that exceeds the remaining space or its session's limit evicts older answers from the same session, starting with those
+    /// whose client was connected. If that is not enough, the new answer is not retained. Whenever an answer that a client may still resume
+    /// for is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports it.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self
     }
 
-    /// Sets how many bytes of answers are retained for one session id: 1 MiB by default.
+    /// Sets how many bytes of answers may be retained for one session id (1 MiB by default).
     pub fn retained_of_session(mut self, bytes: usize) -> Self {
         self.retained_of_session = bytes;
         self
     }
 
-    /// Returns the value of a limit.
+    /// Returns the value of `limit`.
     pub fn get(&self, limit: Limit) -> usize {
         match limit {
             Limit::Calls => self.calls,
@@ -123,7 +122,7 @@ impl Default for Limits {
 impl Limit {
     pub(crate) const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedOfSession];
 
-    /// Returns the limit's name in logs and metrics.
+    /// Returns the name used in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",

@@ -1,4 +1,4 @@
-//! The options of a layer.
+//! A layer's options.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,9 +14,9 @@ use crate::{
 
 /// Which answers are retained for clients that resume their calls.
 ///
-/// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an answer
-/// costs a reference-count increment, or a copy of up to 1 KiB of text. Anything that is not plain text is also serialized once, to
-/// determine its size.
+/// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Retaining an answer costs a
+/// reference-count increment, or a copy of up to 1 KiB of text. Anything other than plain text is also serialized once, to measure its
+/// size.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -28,18 +28,18 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RetainAnswers {
-    /// All answers, for at least 60 s unless they are evicted. This includes answers that were in transit when the connection
-    /// broke. At most the latest 64 answers to calls with a connected client are retained per session id, and these are evicted first.
+    /// All answers, for at least 60 s unless they are evicted. This includes answers that were in transit when the connection broke. Of
+    /// the answers to calls whose client is still connected, only the latest 64 per session id are retained, and they are evicted
+    /// first.
     #[default]
     All,
-    /// The answers to calls that were detached when they completed.
+    /// Only answers to calls that were detached when they completed.
     Detached,
     /// No answers. A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are
     /// stored. The errors of cancelled calls are still retained.
     Off,
 }
 
-/// The options of a layer.
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) observers: Observers,
@@ -47,11 +47,11 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// The rules that apply where a policy sets nothing.
+    /// The rules for whatever a policy leaves unset.
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<IsExempt>>,
-    /// Each adds an extension to the calls of a request.
+    /// Closures that each add an extension to a request's calls.
     pub(crate) extensions: Vec<Arc<AddExtension>>,
     /// Called before an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
@@ -76,7 +76,7 @@ impl Options {
         (!extensions.is_empty()).then(|| Arc::new(extensions))
     }
 
-    /// Returns the rules for a call. A policy that panics sets nothing, and an exemption that panics counts as `false`.
+    /// Returns a call's rules. A policy that panics sets nothing, and an exemption that panics counts as `false`.
     pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));

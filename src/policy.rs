@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Minimum time a session call waits for a resume under [`Grace::Auto`]: 20 s.
+/// The shortest time for which [`Grace::Auto`] lets a session call wait for a resume.
 ///
-/// Both the TypeScript SDK and the Python SDK 1.x resume after the server's `retry` (3 s with rmcp) and try twice. One attempt
-/// over a dead network takes up to 10 s.
+/// The TypeScript SDK and the Python SDK 1.x both try to resume twice, each time after the server's `retry` (3 s with rmcp), and one
+/// attempt over a dead network takes up to 10 s.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,12 +17,12 @@ use std::time::Duration;
 /// ```
 pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
-/// How long a call keeps running after its client disconnected.
+/// How long a call keeps running after its client has disconnected.
 ///
-/// Under every grace, a disconnect cancels `subscriptions/listen` at once, and never a call that runs as a task.
+/// Whatever the grace, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
 ///
-/// This is how long the *layer* lets the call run. rmcp 3 itself stops the handler of a stateless call as soon as the call's stream
-/// is dropped, unless the call's events are stored.
+/// This is how long the *layer* lets the call run. rmcp 3 itself stops a stateless call's handler as soon as the call's stream is dropped,
+/// unless the call's events are stored.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,29 +37,29 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call keeps running while its client may resume for the answer. [The manual](crate::manual::disconnect) has the
-    /// table of all cases.
+    /// The call keeps running as long as its client may resume for the answer. [The manual](crate::manual::disconnect) has a table of all
+    /// cases.
     #[default]
     Auto,
-    /// The call is cancelled when its client disconnects. This breaks clients that resume. If the *server* ended the stream, the
-    /// call still waits as with `Auto`, because the server asked the client to resume.
+    /// The call is cancelled as soon as its client disconnects, which breaks clients that resume. If the *server* ended the stream, the
+    /// call still waits as with `Auto`, because the server has asked the client to resume.
     Immediate,
-    /// As `Auto`, but a call whose client may resume waits this long.
+    /// Like `Auto`, but a call whose client may resume waits this long.
     ///
-    /// If the server sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
+    /// If the server has sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
     AutoAfter(Duration),
     /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
-    /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot observe that a client without a session resumes
-    /// its call from an event store. Use another grace for such calls.
+    /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot see a client without a session resume its call from
+    /// an event store, so use another grace for such calls.
     After(Duration),
-    /// A disconnect does not end the call. A [`call_timeout`](Policy::call_timeout) and explicit cancels still do.
+    /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancel still does.
     ///
-    /// The SHOULD NOT of revisions up to 2025-11-25 asks for this, but later revisions require a cancel.
+    /// Revisions up to 2025-11-25 ask for this (SHOULD NOT), but later ones require a cancel.
     Never,
 }
 
-/// The rules for one call, chosen when the call becomes known. Where a policy sets nothing, the layer's rules apply.
+/// The rules for one call, chosen when the call becomes known. Anything that a policy does not set is taken from the layer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -68,12 +68,12 @@ pub enum Grace {
 /// let layer = CancelOnDisconnectLayer::new()
 ///     .call_timeout(Duration::from_secs(600))
 ///     .policy(|call| match call.tool() {
-///         Some("approve") => Policy::new().grace(Grace::Never), // and 600 s
+///         Some("approve") => Policy::new().grace(Grace::Never), // still with the 600 s
 ///         Some("report") => Policy::new().supersede(),
-///         _ => Policy::new(), // as without a policy
+///         _ => Policy::new(), // the layer's rules
 ///     });
 /// # drop(layer);
-/// assert_ne!(Policy::new(), Policy::new().grace(Grace::Auto)); // which replaces the layer's grace
+/// assert_ne!(Policy::new(), Policy::new().grace(Grace::Auto)); // this one overrides the layer's grace
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
@@ -82,13 +82,13 @@ pub struct Policy {
     supersede: bool,
 }
 
-/// The rules that apply to a call, from its policy and from the layer.
+/// The rules that apply to a call, combined from its policy and the layer's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// `true` if neither a disconnect nor `supersede` cancels the call. A subscription still ends with its stream.
+    /// Whether the call is exempt from being cancelled by a disconnect or `supersede`. A subscription still ends with its stream.
     pub(crate) is_exempt: bool,
 }
 
@@ -100,21 +100,21 @@ impl Policy {
         Self::default()
     }
 
-    /// Sets how long the call keeps running after its client disconnected.
+    /// Sets how long the call keeps running after its client has disconnected.
     ///
-    /// It replaces the layer's [`grace`](crate::CancelOnDisconnectLayer::grace).
+    /// This overrides the layer's [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
         self
     }
 
-    /// Limits how long the call may last, attached or detached, from when it becomes known.
+    /// Limits how long the call may last from when it becomes known, attached or detached.
     ///
     /// A call that exceeds the limit is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client receives the
     /// JSON-RPC error -32001.
     ///
-    /// The limit does not apply to `subscriptions/listen`, nor to calls that run as tasks. It replaces the layer's
-    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout). [`Duration::MAX`] means no limit.
+    /// The limit applies neither to `subscriptions/listen` nor to calls that run as tasks. It overrides the layer's
+    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout), and [`Duration::MAX`] means no limit.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self
@@ -122,18 +122,18 @@ impl Policy {
 
     /// Cancels the call if its client sends the same call again while this one is detached.
     ///
-    /// Two calls are the same if their session, method and parameters are equal, apart from `_meta`. An
-    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded. Nor is a call while a resume of it is pending. A call
-    /// that is sent again with the same JSON-RPC id is untracked instead.
+    /// Two calls are the same if they have the same session, method and parameters, apart from `_meta`. An
+    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is never superseded, and neither is a call while a resume of it is pending. If
+    /// the client reuses the JSON-RPC id when it sends the call again, the older call is untracked instead.
     ///
-    /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. Both calls need this
-    /// policy: a call whose policy does not set it is not superseded, and supersedes no other call. The layer has no such option.
+    /// This has no effect without [`CancellableSessionManager`](crate::CancellableSessionManager). Both calls need this policy: a call
+    /// whose policy does not set it is not superseded, nor does it supersede another call. There is no such option on the layer.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self
     }
 
-    /// Adds the layer's rules where this policy sets nothing.
+    /// Fills in the layer's rules for whatever this policy does not set.
     pub(crate) fn or(self, layer: EffectivePolicy) -> EffectivePolicy {
         EffectivePolicy {
             grace: self.grace.unwrap_or(layer.grace),
@@ -147,7 +147,7 @@ impl Policy {
 // === impl EffectivePolicy ===
 
 impl EffectivePolicy {
-    /// Returns these rules, changed for an exempt call.
+    /// Returns these rules as they apply to an exempt call.
     pub(crate) fn exempt(self) -> Self {
         Self {
             grace: Grace::Never,

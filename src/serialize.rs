@@ -1,4 +1,4 @@
-//! The `serde` feature. Request ids are as in JSON-RPC, names as in metrics, times in seconds.
+//! The `serde` feature. Request ids are serialized as in JSON-RPC, names as in metrics, and times in seconds.
 //!
 //! Session ids are omitted, because a client that knows one can act for the session.
 
@@ -23,7 +23,7 @@ impl Serialize for RequestId {
     }
 }
 
-// Not derived, so that a new field is not published by accident.
+// Not derived, so that a new field cannot be published by accident.
 impl Serialize for CallInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut info = serializer.serialize_struct("CallInfo", 5)?;

@@ -24,9 +24,9 @@ use crate::{
 /// Cancels the calls of clients that disconnect. [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer) creates this
 /// service.
 ///
-/// The inner service gets a [`TeeBody`] and answers with any body. If the request already has a [`CallToken`], it passed another
-/// such layer, and this one passes everything on. An exception is the token of a call that a session manager has accepted: a handler has
-/// copied the head of its own request into a further one.
+/// The inner service gets a [`TeeBody`] and can answer with any body. A request that already has a [`CallToken`] has passed through
+/// another such layer, so this one passes it through unchanged. The exception is a token whose call a session manager has already
+/// accepted: in that case, a handler has copied the head of its own request into a new one.
 ///
 /// ```
 /// use axum::body::Body;
@@ -89,26 +89,26 @@ where
             return ResponseFuture::passthrough(future);
         }
         self.shared.registry.timer().ensure_on_current_runtime();
-        let headers = McpHeaders::of(request.headers());
+        let headers = McpHeaders::from_map(request.headers());
         let exchange = Arc::new(Exchange::new(self.shared.clone(), &request, &headers));
-        let capture = Capture::of(request.method(), &headers);
+        let capture = Capture::for_request(request.method(), &headers);
         if exchange.may_need_replay() {
             let (prototype, shared) = (self.prototype.clone(), self.shared.clone());
             let replay: Replay<S, B> = Replay::new(prototype, shared, &request);
             exchange.set_replay(Arc::new(replay));
         }
-        let link = CallToken::new(exchange.clone());
-        request.extensions_mut().insert(link);
+        let token = CallToken::new(exchange.clone());
+        request.extensions_mut().insert(token);
         let response_options =
-            ResponseOptions::of(&request, exchange.may_carry_call(), &self.shared.options);
+            ResponseOptions::for_request(&request, exchange.may_carry_call(), &self.shared.options);
         if response_options.may_commit() {
-            // An encoded answer could not be sent as events.
+            // An encoded answer could not be sent as an event.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
         }
-        // The guard is created before the inner service is called, because `call` may panic too.
+        // Created before the inner service is called, because `call` itself may panic.
         let guard = Guard::new(exchange.clone());
         let future = {
-            let _calling = guard.polling();
+            let _calling = guard.poll_guard();
             let request = TeeBody::observed(request, exchange, capture);
             self.inner.call(request)
         };

@@ -1,8 +1,8 @@
-//! Locks, among which entries are distributed by a hash.
+//! Locks among which entries are distributed by hash.
 
 use std::slice;
 
-/// Number of locks: 64. Chosen so that concurrent lookups of two entries rarely contend.
+/// Enough that concurrent lookups of two entries rarely contend.
 const SHARDS: usize = 64;
 
 pub(crate) struct Shards<L>(Box<[L]>);
@@ -10,7 +10,7 @@ pub(crate) struct Shards<L>(Box<[L]>);
 // === impl Shards ===
 
 impl<L> Shards<L> {
-    /// Returns the lock for a hash. Uses bits of the hash that a map behind the lock does not use.
+    /// Returns the lock for a hash, chosen by bits that a map behind the lock does not use.
     pub(crate) fn of(&self, hash: u64) -> &L {
         let index = (hash >> 32) as usize % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]

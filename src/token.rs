@@ -1,4 +1,4 @@
-//! The token of a request, which notifies a handler that its call is cancelled.
+//! The token that notifies a handler when its call is cancelled.
 
 use std::{
     fmt,
@@ -16,8 +16,8 @@ mod gateway;
 
 /// A token that fires when its call is cancelled, and never after the call has completed.
 ///
-/// The layer puts a token into the extensions of every request, MCP or not, and of the cancels that it replays. On a route
-/// without MCP, the token fires if the client disconnects before it has received the whole response.
+/// The layer puts a token into the extensions of every request, MCP or not, and into the cancels that it replays. On a route without MCP,
+/// the token fires if the client disconnects before it has received the whole response.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, routing::get};
@@ -27,12 +27,12 @@ mod gateway;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let (handed_out, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+/// let (token_tx, mut tokens) = tokio::sync::mpsc::unbounded_channel();
 /// let app: Router = Router::new()
 ///     .route(
 ///         "/report",
 ///         get(async move |Extension(token): Extension<CallToken>| {
-///             handed_out.send(token).unwrap();
+///             token_tx.send(token).unwrap();
 ///             std::future::pending::<()>().await // a long report
 ///         }),
 ///     )
@@ -52,9 +52,9 @@ mod gateway;
 ///
 /// # In handlers of older versions of rmcp
 ///
-/// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token is in
-/// the head of the HTTP request, which rmcp copies into the context. Without sessions, these handlers
-/// have no other sign of a disconnect: their `RequestContext::ct` never fires.
+/// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token is in the HTTP
+/// request head, which rmcp copies into the context. Without sessions, it is the only sign of a disconnect that these handlers get, because
+/// their `RequestContext::ct` never fires.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CallToken;
@@ -80,42 +80,44 @@ impl CallToken {
         &self.0
     }
 
-    /// Returns `true` if the call was cancelled. [`CallToken`] has an example.
+    /// Returns `true` if the call has been cancelled. [`CallToken`] has an example.
     pub fn is_cancelled(&self) -> bool {
         self.reason().is_some()
     }
 
-    /// Returns why the call was cancelled, or `None` if it was not.
+    /// Returns why the call was cancelled, or `None` if it has not been.
     pub fn reason(&self) -> Option<CancelReason> {
         self.0.signal.mark_observed();
         self.0.signal.reason()
     }
 
-    /// Waits until the call is cancelled. Never completes if the call ends without a cancel. Completes at once after a cancel.
+    /// Waits until the call is cancelled.
+    ///
+    /// Completes at once if it already has been, and never if the call ends without a cancel.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this future is dropped.
+    /// This method is cancel safe.
     pub async fn cancelled(&self) {
         self.0.signal.token().cancelled_owned().await;
     }
 
-    /// Runs a future until it completes or the call is cancelled, whichever is first.
+    /// Runs a future until it completes or the call is cancelled, whichever happens first.
     ///
-    /// On a cancel the future is dropped, and then the reason is returned. No result is lost, because the future is polled once more
-    /// after the cancel, and if it is ready, its output is returned.
+    /// On a cancel, the future is dropped before the reason is returned. To make sure that no result is lost, it is first polled once more,
+    /// and if it is ready, its output is returned instead.
     ///
-    /// Dropping the future drops everything that it owns. Whether this stops work outside the future depends on the kind of work:
+    /// Dropping the future drops everything it owns. Whether that also stops work outside the future depends on the kind of work:
     ///
-    /// | work | what a drop does | example |
+    /// | work | what dropping it does | example |
     /// |---|---|---|
     /// | HTTP request (`reqwest`) | closes its connection or resets its stream, and the server can stop | `http_request` |
     /// | child process (`tokio::process`) | kills it with `kill_on_drop`, but not its own children | `child_process` |
     /// | SQLite query (`sqlx`) | nothing. The query needs a progress handler that checks the token | `sqlx` |
     /// | PostgreSQL query (`sqlx`) | nothing. The server needs `client_connection_check_interval` and a closed connection | `sqlx` |
-    /// | spawned task, blocking code | nothing. The task needs a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
+    /// | spawned task, blocking code | nothing. It needs a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
     ///
-    /// The examples are in the folder `examples/` of the crate.
+    /// The examples are in the crate's `examples/` folder.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -153,11 +155,11 @@ impl CallToken {
     ///
     /// # Errors
     ///
-    /// Returns the reason for the cancel. If the call is already cancelled, the future is not polled.
+    /// Returns the reason if the call is cancelled. If it already has been, the future is not polled at all.
     ///
     /// # Cancel safety
     ///
-    /// If this future is dropped, it drops the inner one.
+    /// Dropping this future drops the inner one.
     pub async fn run_until_cancelled<F: Future>(
         &self,
         future: F,
@@ -168,18 +170,19 @@ impl CallToken {
         let token = self.0.signal.token();
         let (mut cancelled, mut future) = (pin!(token.cancelled()), pin!(future));
         poll_fn(|cx| {
-            // The future is polled before the token, so that a result is not lost. The order in tokio-util differs between versions.
+            // The future is polled before the token, so that no result is lost. In tokio-util's own method, the order differs between
+            // versions.
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
                 return Poll::Ready(Ok(output));
             }
             ready!(cancelled.as_mut().poll(cx));
-            // The future may have become ready in the meantime. It may even have been ready before, because tokio's channels
-            // return `Pending` to a task without budget.
+            // The future may have become ready in the meantime. It may even have been ready all along, because tokio's channels return
+            // `Pending` to a task that has used up its budget.
             let last_poll = pin!(tokio::task::unconstrained(future.as_mut())).poll(cx);
             if let Poll::Ready(output) = last_poll {
                 return Poll::Ready(Ok(output));
             }
-            // The reason is recorded before the token fires.
+            // The reason is always recorded before the token fires.
             Poll::Ready(Err(self
                 .reason()
                 .unwrap_or(CancelReason::ClientDisconnected)))
@@ -189,19 +192,18 @@ impl CallToken {
 
     /// Runs `clean_up` once if the call is cancelled.
     ///
-    /// For example, a clean-up may release a lock, remove a temporary file, stop billing, or notify another server.
+    /// A clean-up might release a lock, remove a temporary file, stop billing or notify another server.
     ///
-    /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the
-    /// call is already cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running,
-    /// together with everything that it owns.
+    /// The clean-up receives the reason. It runs even if the handler ignores its token, has been dropped or has already returned. If the
+    /// call has already been cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running, along
+    /// with everything it owns.
     ///
-    /// It runs on a task of the runtime on which the call was cancelled. If that runtime stalls or ends before the clean-up
-    /// starts, another runtime that serves requests runs it.
+    /// It runs in a task on the runtime on which the call was cancelled. If that runtime stalls or shuts down before the clean-up has
+    /// started, another runtime that serves requests runs it instead.
     ///
-    /// A call may have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect
-    /// the others. Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up
-    /// should not own a `CallToken` of its own call. If the end of the call is never observed, the clean-up and the token would
-    /// keep each other alive.
+    /// A call can have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect the others.
+    /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not hold its own
+    /// call's `CallToken`, because the two would keep each other alive if the end of the call is never observed.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -218,7 +220,7 @@ impl CallToken {
     ///     .route(
     ///         "/report",
     ///         get(async |Extension(token): Extension<CallToken>| {
-    ///             JOBS.fetch_add(1, Ordering::Relaxed); // elsewhere, a job was started
+    ///             JOBS.fetch_add(1, Ordering::Relaxed); // a job is now running elsewhere
     ///             token.on_cancel(async move |reason| {
     ///                 println!("stop the job: {reason}");
     ///                 JOBS.fetch_sub(1, Ordering::Relaxed);
@@ -246,10 +248,10 @@ impl CallToken {
         self.0.on_cancel(clean_up);
     }
 
-    /// Returns `true` if the layer itself has sent this request.
+    /// Returns `true` if this request was sent by the layer itself.
     ///
-    /// Without a session manager, the layer replays a `notifications/cancelled` into the inner service to cancel a call. This
-    /// method distinguishes that request from a cancel by a client. The token of a replay never fires.
+    /// Without a session manager, the layer cancels a call by replaying a `notifications/cancelled` into the inner service. This method
+    /// distinguishes that request from a cancel sent by a client. A replay's own token never fires.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, http::StatusCode, routing::post};
@@ -301,7 +303,7 @@ impl CallToken {
     }
 }
 
-/// Does not count as an observation of the token.
+/// Formatting a token does not count as observing it.
 impl fmt::Debug for CallToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallToken")
@@ -322,9 +324,9 @@ mod extract {
 
     use super::CallToken;
 
-    /// The rejection by a handler that takes a [`CallToken`], on a route without the layer.
+    /// The rejection for a handler that takes a [`CallToken`], on a route without the layer.
     ///
-    /// Its response has the status 500. A handler that takes an `Option<CallToken>` also serves such routes.
+    /// It is rendered as a response with status 500. A handler that takes an `Option<CallToken>` also serves such routes.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -1,14 +1,14 @@
-//! Waits for a condition.
+//! Waiting for a condition.
 
 use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Waits until a condition holds. Checks it at once, and whenever `changed` notifies its waiters.
+/// Waits until a condition holds. Checks it at once, and again whenever `changed` is notified.
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
-        // Registered before the check, so that no change in between is missed.
+        // Registered before the check, so that no change in between can be missed.
         notified.as_mut().enable();
         if condition() {
             return;

@@ -1,17 +1,20 @@
-//! Keeps in the directory the answers to calls that ended without their client. There, the answers outlive this instance.
+//! Keeps the answers to calls that ended without their clients.
 //!
-//! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
-//!    ends, its answer is kept as it would be sent to a client that resumes this stream.
-//! 2. A call is marked pending first, and then looked up again, because it may have ended in the meantime. Only one thread can take an
-//!    ended call, and that thread keeps its answer.
-//! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. An answer is then kept that no
-//!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
-//!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
-//! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
-//! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers to further calls are only
-//!    in the memory of this instance.
-//! 6. The answer to an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it and writes it again
-//!    after the directory has lost data.
+//! They are kept in the directory, where they outlive this instance.
+//!
+//! 1. A call becomes pending when one of its streams ends without the answer, and stops being pending when its client resumes. If it ends
+//!    while it is pending, its answer is kept as it would be sent to a client that resumes that stream.
+//! 2. A call is first marked pending and then looked up again, because it may have ended in the meantime. Only one thread can take an ended
+//!    call, and that thread keeps its answer.
+//! 3. A stream that ends late, when its client has already resumed on another stream, also marks its call pending, so an answer is kept
+//!    that no client needs. A stream that is dropped after its answer but before its end has been polled might not have been read, so its
+//!    answer is kept as well. An answer that the client's connection has taken is kept only by an instance that is shutting down, because
+//!    its memory is about to be lost.
+//! 4. An answer is kept under its session's generation and its call's number, because request ids are reused.
+//! 5. At most [`MAX_PENDING`] calls are pending, which is the library's default limit for calls without a client. The answers to any
+//!    further calls exist only in this instance's memory.
+//! 6. The answer to an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again if
+//!    the directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -42,10 +45,10 @@ use crate::{
 mod queue;
 mod writer;
 
-/// Maximum number of pending calls: 65,536.
+/// Maximum number of pending calls.
 const MAX_PENDING: usize = 64 * 1024;
 
-/// A call of this instance: its session, the id of its request, and its number.
+/// A call on this instance: its session, request id and number.
 #[derive(Clone)]
 pub(crate) struct Call {
     session: SessionId,
@@ -53,34 +56,34 @@ pub(crate) struct Call {
     number: CallNumber,
 }
 
-/// A call of which a stream has ended, and whose client may lack the answer.
+/// A call that has lost a stream, and whose client may lack the answer.
 pub(crate) struct DetachedCall {
     pub(crate) call: Call,
-    /// The generation of its session in which the call runs.
+    /// The session generation in which the call runs.
     pub(crate) generation: Incarnation,
-    /// The plain id of the last event of its stream from which a client can resume.
+    /// The plain id of the last event on its stream that a client can resume from.
     pub(crate) event: String,
-    /// The session manager that has the answer once the call has ended.
+    /// The session manager, which has the answer once the call has ended.
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
-/// The source of answers to ended calls: the session manager.
+/// The source of answers to ended calls, which is the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
     /// Returns the answer for a client that resumes with `event`. Returns `None` if the manager does not have it.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
-/// The calls whose clients have disconnected, and the answers of those that have ended.
+/// The calls whose clients have disconnected, and the answers to those that have ended.
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
     pending: Mutex<HashMap<CallId, DetachedCall>>,
     /// The calls of all layers, to check whether a call is still in flight.
     calls: Mutex<Vec<Calls>>,
-    /// Number of pending calls. While there are none, the end of a call does not take the lock.
+    /// Number of pending calls. While it is zero, ending a call takes no lock.
     pending_count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
-    /// Whether answers that were read are kept as well, because the instance is shutting down.
+    /// Whether even answers that have been read are kept, because the instance is shutting down.
     retains_all: AtomicBool,
 }
 
@@ -95,13 +98,13 @@ impl Call {
         }
     }
 
-    /// Parses the call that an event id contains. Returns `None` if its request id is missing or invalid.
+    /// Parses the call named in an event id. Returns `None` if its request id is missing or invalid.
     pub(crate) fn parse(session: SessionId, named: &NamedCall) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
     }
 
-    /// Returns the form in which an event id contains the call.
+    /// Returns the call in the form used in event ids.
     fn to_named_call(&self) -> NamedCall {
         let request = match &self.request {
             RequestId::Number(number) => number.to_string(),
@@ -115,7 +118,7 @@ impl Call {
 
     /// Returns the call's number and request id.
     ///
-    /// Returns `None` if the id is a string or a negative number.
+    /// Returns `None` if the request id is a string or a negative number.
     fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
             RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
@@ -123,7 +126,7 @@ impl Call {
         }
     }
 
-    /// Returns `true` if a message is the call's answer.
+    /// Returns `true` if a message answers the call.
     pub(crate) fn is_answered_by(&self, message: &ServerJsonRpcMessage) -> bool {
         let answered_id = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
@@ -152,29 +155,29 @@ impl Answers {
         })
     }
 
-    /// Returns the future that writes answers to the directory. Must be called only once.
+    /// Returns the future that writes answers to the directory. Must be called at most once.
     pub(crate) fn write(&self) -> impl Future<Output = ()> + Send + use<> {
         self.writer.clone().run()
     }
 
-    /// Called when the directory may have lost written answers.
+    /// Called when the directory may have lost answers that were already written.
     pub(crate) fn write_again(&self) {
         self.writer.write_again();
     }
 
-    /// Returns `true` if an answer is late.
+    /// Returns `true` if any answer is late.
     ///
     /// An answer is late if it is not known to be in the directory 1 s after its call ended.
-    pub(crate) fn are_late(&self) -> bool {
-        self.writer.is_late()
+    pub(crate) fn has_late_answers(&self) -> bool {
+        self.writer.has_late_answers()
     }
 
-    /// Returns the number of a new call.
+    /// Returns the number for a new call.
     pub(crate) fn next_number(&self) -> CallNumber {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the suffix of a stream's event ids: its session's generation, and its call.
+    /// Returns the suffix of a stream's event ids: its session's generation, and its call, if any.
     pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
             None => ClusterEventId::suffix(generation, None),
@@ -185,14 +188,14 @@ impl Answers {
         }
     }
 
-    /// Adds the calls of a layer, to check whether a call is still in flight.
+    /// Adds a layer's calls, to check whether a call is still in flight.
     pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
-    /// Called when a stream of a call has ended, and its client may not have read the answer.
+    /// Called when a call's stream has ended and its client might not have read the answer.
     ///
-    /// Marks a call in flight pending. Queues the answer to a call that has ended, or that cannot be marked pending.
+    /// Marks the call pending if it is in flight. If it has ended, or cannot be marked pending, its answer is queued.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -201,11 +204,13 @@ impl Answers {
         if let Some(rejected) = self.mark_pending(id, detached) {
             enqueue(rejected, self.writer.reserve());
         }
-        // The call may have ended before it was marked pending. Otherwise `on_call_ended` takes it.
+        // The call may have ended before it was marked pending. If it ends later, `on_call_ended` takes it.
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Queues the answers to pending calls whose end was not reported yet. Calls in flight stay pending.
+    /// Queues the answers to pending calls that have ended without this having been reported yet.
+    ///
+    /// Calls in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -227,7 +232,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed. A call in flight is no longer pending after that.
+    /// Called when a call's client has resumed. If the call is in flight, it is no longer pending.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -236,7 +241,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call has ended. Queues its answer if the call is pending.
+    /// Called when a call has ended. Queues its answer if it was pending.
     pub(crate) fn on_call_ended(&self, call: &CallInfo) {
         if self.has_pending()
             && let Some((detached, place)) = self.take_pending(call.id(), None)
@@ -245,7 +250,7 @@ impl Answers {
         }
     }
 
-    /// Returns the id of the in-flight call with the session and request id of `call`. Returns `None` if there is none.
+    /// Returns the id of the in-flight call with the session and request id of `call`, if any.
     fn in_flight(&self, call: &Call) -> Option<CallId> {
         let layers = lock(&self.calls).clone();
         let mut ids = layers
@@ -254,7 +259,7 @@ impl Answers {
         ids.next()
     }
 
-    /// Called when a session has closed. Its pending calls will have no answers.
+    /// Called when a session has closed, so its pending calls will not get any answers.
     pub(crate) fn on_session_closed(&self, session: &str) {
         if self.has_pending() {
             let mut pending = self.pending();
@@ -263,7 +268,7 @@ impl Answers {
         }
     }
 
-    /// Keeps every answer from now on.
+    /// Starts to keep every answer, even if its client has read it.
     pub(crate) fn retain_all(&self) {
         self.retains_all.store(true, Ordering::Release);
     }
@@ -273,7 +278,7 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until each answer to an ended call has been written or evicted or has expired.
+    /// Waits until every answer to an ended call has been written or evicted, or has expired.
     ///
     /// Returns `true` unless `deadline` passed first.
     pub(crate) async fn flush(&self, deadline: Option<Instant>) -> bool {
@@ -283,8 +288,8 @@ impl Answers {
 
     /// Marks a call pending. Returns the call that was displaced or rejected, if any.
     ///
-    /// Of two calls with one id, the one with the higher number stays pending, because that one is in flight. Without room, the new call is
-    /// returned.
+    /// Of two calls with the same id, the one with the higher number stays pending, because that is the one in flight. If there is no room,
+    /// the new call is returned.
     fn mark_pending(&self, id: CallId, detached: DetachedCall) -> Option<DetachedCall> {
         let mut pending = self.pending();
         let has_room = pending.len() < MAX_PENDING;
@@ -302,7 +307,9 @@ impl Answers {
         rejected
     }
 
-    /// Takes a pending call if `number` is its number or `None`. Reserves a place for its answer.
+    /// Takes a pending call and reserves a place for its answer.
+    ///
+    /// Returns `None` if the call is not pending, or `number` is given and is not its number.
     fn take_pending(
         &self,
         id: CallId,
@@ -313,7 +320,7 @@ impl Answers {
         let is_match = number.is_none_or(|number| pending_number == Some(number));
         let detached = is_match.then(|| pending.remove(&id)).flatten();
         self.pending_count.store(pending.len(), Ordering::Release);
-        // Reserved under the lock of `pending`, so `flush` finds either the pending call or its place.
+        // Reserved while `pending` is locked, so that `flush` finds either the pending call or its place.
         detached.map(|detached| (detached, self.writer.reserve()))
     }
 
@@ -339,7 +346,9 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Queues the answer to a call that has ended. Frees the place if the session manager does not have the answer.
+/// Queues the answer to a call that has ended.
+///
+/// The place is freed again if the session manager does not have the answer.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {
     let DetachedCall {
         call,

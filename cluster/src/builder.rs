@@ -1,4 +1,4 @@
-//! The builder of a [`Cluster`].
+//! The builder for a [`Cluster`].
 
 use std::{
     error::Error,
@@ -19,7 +19,7 @@ use crate::{
 
 /// Configures an instance before it joins a cluster. Created by [`Cluster::redis`] or [`Cluster::in_memory`].
 #[derive(Clone)]
-#[must_use = "nothing happens before `connect`"]
+#[must_use = "nothing happens until `connect` is called"]
 pub struct ClusterBuilder {
     backend: Backend,
     advertised: Option<String>,
@@ -36,7 +36,7 @@ enum Backend {
     Redis(RedisAddress),
 }
 
-/// The reason why an instance cannot become a member.
+/// The error returned if an instance cannot join a cluster.
 #[derive(Debug)]
 pub struct ConnectError {
     kind: ConnectErrorKind,
@@ -54,15 +54,15 @@ enum ConnectErrorKind {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the builder of a cluster with a Redis or Valkey directory.
+    /// Returns the builder for a cluster with a Redis or Valkey directory.
     ///
-    /// `url` is for example `redis://cache:6379`, the same on all instances. `rediss://` enables TLS and needs the `tls` feature. Behind
-    /// Sentinels the host is the name of the primary, see [`sentinels`](ClusterBuilder::sentinels).
+    /// `url` is the same on all instances, for example `redis://cache:6379`. `rediss://` enables TLS, and requires the `tls` feature. With
+    /// Sentinels, the host is the name of the primary (see [`sentinels`](ClusterBuilder::sentinels)).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Redis(RedisAddress::new(url.into())))
     }
 
-    /// Returns the builder of a cluster whose instances are all in this process.
+    /// Returns the builder for a cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Memory(directory.clone()))
     }
@@ -71,7 +71,7 @@ impl Cluster {
 // === impl ClusterBuilder ===
 
 impl fmt::Debug for ClusterBuilder {
-    /// Omits the secrets, and the URLs of the directory, which may contain passwords.
+    /// Omits the secrets, and the directory's URLs, which may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
@@ -92,14 +92,14 @@ impl ClusterBuilder {
         }
     }
 
-    /// Sets the Sentinels that monitor the primary of the directory.
+    /// Sets the Sentinels that monitor the directory's primary.
     ///
-    /// Each URL is for example `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the
-    /// port is ignored. The directory's URL contains the primary's user and password. The credentials in the first Sentinel's URL are
-    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or not answered. Every second it
-    /// asks one of them whether the primary is still the same.
+    /// Each URL looks like `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the port is
+    /// ignored. The directory's URL contains the user and password for the primary, whereas the credentials in the first Sentinel's URL are
+    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or remains unanswered. Every
+    /// second, it also asks one of them whether the primary is still the same.
     ///
-    /// With a directory in memory this has no effect.
+    /// This has no effect on a directory in memory.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -122,11 +122,10 @@ impl ClusterBuilder {
 
     /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
-    /// By default the certificate authorities of the system are trusted. The setting applies to `rediss://` URLs, including those of
-    /// Sentinels. The certificate must be valid for the host in the URL. Behind Sentinels it must be valid for the address of the
-    /// primary as the Sentinels report it.
+    /// By default, the system's certificate authorities are trusted. The setting applies to `rediss://` URLs, including those of Sentinels.
+    /// The certificate must be valid for the host in the URL or, with Sentinels, for the primary's address as the Sentinels report it.
     ///
-    /// With a directory in memory this has no effect.
+    /// This has no effect on a directory in memory.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -156,16 +155,16 @@ impl ClusterBuilder {
 
     /// Sets a secret that all instances share.
     ///
-    /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
-    /// unencrypted, like the relayed requests. With [`also_accept`](Self::also_accept), rolling restarts can change the secret.
+    /// Without a secret, any client at an address that [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
+    /// unencrypted, just like the relayed requests. To change it, use rolling restarts with [`also_accept`](Self::also_accept).
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Accepts a second secret. This instance sends only [`secret`](Self::secret).
+    /// Accepts a second secret, but does not send it. This instance sends only [`secret`](Self::secret).
     ///
-    /// Three rolling restarts change a secret. During each, every instance accepts what every other instance sends:
+    /// Changing a secret takes three rolling restarts, so that at any time every instance accepts what every other instance sends:
     ///
     /// | restart | `secret` | `also_accept` |
     /// |---|---|---|
@@ -174,7 +173,7 @@ impl ClusterBuilder {
     /// | second | the new one | the old one |
     /// | third | the new one | |
     ///
-    /// A first secret cannot be introduced this way. Until all instances have it, some relays are refused, and their clients get 503.
+    /// A first secret cannot be introduced this way: until all instances have it, some relays are refused, and their clients get 503.
     ///
     /// ```
     /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
@@ -207,13 +206,13 @@ impl ClusterBuilder {
     /// let second = Cluster::in_memory(&directory).secret("new").also_accept("old");
     /// let third = Cluster::in_memory(&directory).secret("new");
     ///
-    /// // During the second restart some instances send the old one, and some the new one.
+    /// // During the second restart, some instances send the old secret and some the new one.
     /// for member in [first.clone(), second.clone()] {
     ///     assert!(accepts(member.clone(), "old").await? && accepts(member, "new").await?);
     /// }
-    /// // Without the first restart, the instances that have not restarted yet would refuse the others.
+    /// // Without the first restart, instances that have not been restarted yet would refuse the others.
     /// assert!(!accepts(before, "new").await?);
-    /// // After the third restart the old secret is refused.
+    /// // After the third restart, the old secret is refused.
     /// assert!(accepts(third.clone(), "new").await? && !accepts(third, "old").await?);
     /// # Ok(())
     /// # }
@@ -223,19 +222,19 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the addresses from which peers may connect, and which they may advertise.
+    /// Sets which addresses peers may connect from, and which they may advertise.
     ///
-    /// By default these are the addresses of private networks (RFC 1918, RFC 4193) and of this machine.
+    /// By default, these are the addresses of private networks (RFC 1918, RFC 4193) and of this machine.
     pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         self.filter = PeersFilter::new(admits);
         self
     }
 
-    /// Sets the longest time a client waits before it retries after a 503.
+    /// Sets the longest time a client may wait before it retries after a 503.
     ///
-    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call may be that
-    /// client's. The default is 40 s, which is longer than the official SDKs wait. A call whose grace is longer than this waits as long as
-    /// its grace, because a client may wait as long as the server's `retry` after a 503, too.
+    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might be that
+    /// client's. The default is 40 s, which is longer than the official SDKs wait. If a call's grace is longer still, the call waits that
+    /// long instead, because after a 503 a client may also wait as long as the server's `retry`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -251,9 +250,9 @@ impl ClusterBuilder {
 
     /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
-    /// The lease may have lapsed when the directory has not answered for 5.5 s. By default such requests are served. Another instance that
-    /// reaches the directory may claim a session in the meantime, and then both serve it until the directory answers again. With this
-    /// option these requests get 503 with `Retry-After`. A call that has started continues.
+    /// The lease may have lapsed once the directory has not answered for 5.5 s. By default, such requests are still served. In the
+    /// meantime, another instance that can reach the directory may claim a session, and then both serve it until the directory answers
+    /// again. With this option, these requests get 503 with `Retry-After` instead. Calls that have already started continue.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
@@ -268,13 +267,13 @@ impl ClusterBuilder {
 
     /// Joins the cluster.
     ///
-    /// The directory does not have to be reachable. Until it is, no session starts, and requests for sessions of other instances get 503.
+    /// The directory does not have to be reachable yet. Until it is, no session starts, and requests for other instances' sessions get 503.
     ///
     /// # Errors
     ///
-    /// - A directory URL cannot be used, for example because it needs a feature that is not enabled.
-    /// - The root certificate is not PEM or is set even though the directory's URL does not use TLS.
-    /// - The directory answers and is a Redis Cluster.
+    /// - A directory URL cannot be used, for example because it requires a feature that is not enabled.
+    /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
+    /// - The directory answers but is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
     /// - A secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
     ///
@@ -334,7 +333,7 @@ impl ClusterBuilder {
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
-        // The other instances have the same filter and would never connect to this address.
+        // The other instances have the same filter, so they would never connect to this address.
         if !self.filter.admits(address.ip()) {
             return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }

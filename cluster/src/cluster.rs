@@ -1,4 +1,4 @@
-//! The membership of an instance in a cluster, and its setup.
+//! An instance's membership in a cluster, and how it is set up.
 
 use std::{
     fmt, io,
@@ -52,10 +52,10 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// The membership of an instance in a cluster. All clones share one membership.
+/// An instance's membership in a cluster. All clones share the same membership.
 ///
-/// Several services may share one membership. A service does not find the open sessions of another service. After an instance has died,
-/// each of its sessions is restored by the first service that receives a request for that session.
+/// Several services may share one membership, but a service does not find the open sessions of another one. After an instance has died,
+/// each of its sessions is restored by the first service that receives a request for it.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -86,19 +86,19 @@ struct Shared {
     closer_task: JoinHandle<()>,
     /// Writes answers, even after the instance has left.
     writer_task: JoinHandle<()>,
-    /// `None` once [`Cluster::leave`] waits for its end.
+    /// `None` once [`Cluster::leave`] is waiting for it to end.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the layer for the application. It must be the outermost layer.
+    /// Returns the layer for the application, where it must be the outermost one.
     pub fn layer(&self) -> ClusterLayer {
         ClusterLayer::new(self.shared.router.clone())
     }
 
-    /// Wraps a session manager. This instance owns its sessions, and tags their event ids.
+    /// Wraps a session manager, so that this instance owns its sessions and tags their event ids.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -140,7 +140,7 @@ impl Cluster {
 
     /// Cancels orphaned calls only with proof that their clients have not resumed elsewhere.
     ///
-    /// This applies to calls of sessions on `layer` and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// This applies to session calls on `layer`, and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -160,7 +160,7 @@ impl Cluster {
         router.shutdown.add_calls(layer.calls());
         let observer_router = router.clone();
         let observed = layer.observe_fn(move |event| {
-            // Completed calls too, because a call may be marked pending after its answer was sent.
+            // Completed calls are included, because a call may be marked pending after its answer has been sent.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
                 observer_router.shutdown.on_call_ended(call.session());
@@ -170,12 +170,12 @@ impl Cluster {
             let session = orphan.call().session().map(SessionHash::of);
             let (router, wait) = (
                 router.clone(),
-                OrphanWait::of(orphan, router.turned_away.backoff),
+                OrphanWait::from_orphan(orphan, router.turned_away.backoff),
             );
             async move {
                 match session {
                     Some(session) => orphan_confirmation::confirm(&router, session, wait).await,
-                    // A call without a session exists on this instance only.
+                    // A call without a session exists only on this instance.
                     None => Confirmation::Cancel,
                 }
             }
@@ -184,7 +184,7 @@ impl Cluster {
 
     /// Serves the application to the other instances, on a listener at the advertised address.
     ///
-    /// `app` is the application that also serves clients, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
+    /// `app` is the application that serves the clients, too, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
     ///
     /// # Cancel safety
     ///
@@ -202,19 +202,21 @@ impl Cluster {
         server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
-    /// Leaves the cluster without losing a call that ends before `limit` has passed. Returns the number of cancelled calls.
+    /// Leaves the cluster without losing any call that ends before `limit` has passed.
     ///
-    /// Remove the instance from the load balancer first. Call this when the public listener closes.
+    /// Returns the number of calls that had to be cancelled.
     ///
-    /// Calls in flight continue, with their resumes, cancels and answers, including calls that this instance relays. A new call that
-    /// another instance relays waits until no call of its session is in flight. The other instance then claims the session. After `limit`,
-    /// calls of the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also
-    /// closes all event streams. Finally the peer listener closes, and [`serve_peers`](Self::serve_peers) returns.
+    /// Remove the instance from the load balancer first, and call this when the public listener closes.
+    ///
+    /// Calls in flight, including those that this instance relays, continue to run, and can still be resumed, cancelled and answered. A new
+    /// call that another instance relays waits until no call in its session is in flight, and then the other instance claims the session.
+    /// After `limit`, calls on the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain),
+    /// which also closes all event streams. Finally the peer listener closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
     /// # Timing
     ///
-    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. Waits until `limit` for a directory that
-    /// does not accept the answers to ended calls. The answers to cancelled calls get 2 s more.
+    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. If the directory does not accept the
+    /// answers to ended calls, this waits for it until `limit`. The answers to cancelled calls get another 2 s.
     ///
     /// # Cancel safety
     ///
@@ -245,15 +247,15 @@ impl Cluster {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
         // Stops the heartbeat even if this future is dropped.
-        let heartbeat_stop = HeartbeatStop(&router.heartbeat);
+        let heartbeat_guard = HeartbeatGuard(&router.heartbeat);
         let leaving = router.shutdown.begin();
         leaving.transfer_sessions(limit, until).await;
         leaving.stop_serving();
         let cancelled = leaving.drain(until).await;
-        drop(heartbeat_stop);
+        drop(heartbeat_guard);
         if let Some(heartbeat_task) = self.shared.take_heartbeat_task() {
-            // The task ends when the lease is released. If the task panicked, the lease lapses.
-            let _ended = heartbeat_task.await;
+            // The task ends once it has released the lease. If it has panicked, the lease lapses instead.
+            let _ = heartbeat_task.await;
         }
         leaving.close().await;
         cancelled
@@ -262,7 +264,7 @@ impl Cluster {
 
 #[cfg(test)]
 impl Cluster {
-    /// [`serve_peers`](Self::serve_peers) on any listener.
+    /// Like [`serve_peers`](Self::serve_peers), but with any kind of listener.
     pub(crate) async fn serve_peers_on<S: server::App>(
         &self,
         listener: impl crate::relay::network::Listener,
@@ -280,7 +282,7 @@ impl Cluster {
         &self.shared.answers
     }
 
-    /// Returns the number of calls whose answers must be kept.
+    /// Returns the number of calls whose answers will have to be kept.
     pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.pending_count()
     }
@@ -290,29 +292,32 @@ impl Cluster {
         self.shared.session_closers.add(closer);
     }
 
-    /// Stops heartbeats and writes of answers, as if the process was killed. The lease is not released, and lapses.
+    /// Stops sending heartbeats and writing answers, as if the process had been killed.
+    ///
+    /// The lease is not released, so it lapses.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
         self.shared.writer_task.abort();
     }
 }
 
-/// The session store of the cluster. Give rmcp's service a clone as its `session_store`.
+/// The cluster's session store. Pass a clone to rmcp's service as its `session_store`.
 ///
-/// It keeps in the directory what another instance needs to restore a session.
+/// In the directory, it keeps what another instance needs to restore a session.
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
         let sessions = &self.shared.router.sessions;
-        // The calling service does not have the session. If another service of this instance does, the session must not be restored twice.
+        // The calling service does not have the session. If another service on this instance does, the session must not be restored a
+        // second time.
         let load = sessions.restore_attempts.begin_load(session);
         let is_open = self.shared.session_closers.has_session(session_id).await;
         load.complete();
         if is_open {
             return Ok(None);
         }
-        // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
+        // The session was closed while a layer was delaying a request that had found it open. A peer may be about to claim it.
         let is_deleted = sessions.is_deleted(session);
         if !is_deleted && !may_restore() && !has_no_session() {
             return Err(io::Error::other("the session is not claimed").into());
@@ -325,7 +330,7 @@ impl SessionStore for Cluster {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        // Ids that clients make up leave no tombstones.
+        // Ids that clients have made up get no tombstones.
         if has_no_session() {
             return Ok(());
         }
@@ -342,9 +347,9 @@ impl fmt::Debug for Cluster {
 }
 
 /// Stops the heartbeat when dropped, which releases the lease.
-struct HeartbeatStop<'a>(&'a Heartbeat);
+struct HeartbeatGuard<'a>(&'a Heartbeat);
 
-impl Drop for HeartbeatStop<'_> {
+impl Drop for HeartbeatGuard<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
@@ -353,7 +358,7 @@ impl Drop for HeartbeatStop<'_> {
 // === impl Shared ===
 
 impl Shared {
-    /// Takes the task. Returns `None` if it has already been taken.
+    /// Takes the heartbeat task, or returns `None` if it has already been taken.
     fn take_heartbeat_task(&self) -> Option<JoinHandle<()>> {
         let mut heartbeat_task = lock(&self.heartbeat_task);
         heartbeat_task.take()
@@ -374,7 +379,7 @@ impl Drop for Shared {
     }
 }
 
-/// The options of an instance.
+/// An instance's options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     /// See [`ClusterBuilder::client_backoff`](crate::ClusterBuilder::client_backoff).
@@ -392,7 +397,7 @@ impl Default for Options {
     }
 }
 
-/// Creates an instance over any directory.
+/// Creates an instance that uses the given directory.
 pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
@@ -403,10 +408,10 @@ pub(crate) fn join(
     join_over(Network::Tcp, me, directory, filter, secret, options)
 }
 
-/// Like [`join`], over any network.
+/// Like [`join`], but on the given network.
 #[allow(
     clippy::disallowed_methods,
-    reason = "the heartbeat, the writer of answers and the closer of sessions are tasks"
+    reason = "the heartbeat, the answer writer and the session closers run as tasks"
 )]
 pub(crate) fn join_over(
     network: Network,
@@ -445,7 +450,7 @@ pub(crate) fn join_over(
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });
-    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins the cluster");
+    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance is joining the cluster");
     Cluster {
         shared: Arc::new(Shared {
             router,

@@ -1,7 +1,7 @@
-//! Identifiers of instances, sessions, calls, owners and events.
+//! Identifiers for instances, sessions, calls, owners and events.
 //!
-//! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
-//! 2. Every identifier has exactly one text form, which is stored in the directory or sent to clients. Parsing that form yields the same
+//! 1. A session id is a secret, because it gives access to the session. The directory and the log therefore contain only its hash.
+//! 2. Every identifier has exactly one text form, which is stored in the directory or sent to clients. Parsing it yields the same
 //!    identifier.
 
 use std::{
@@ -21,36 +21,37 @@ pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
 
 mod ownership;
 
-/// Maximum length of a request id in an event id, as JSON: 256 bytes. Chosen because clients send event ids in a header.
+/// Maximum length in bytes of a request id in an event id, as JSON.
+///
+/// Event ids have to be short, because clients send them in a header.
 const MAX_REQUEST_ID: usize = 256;
 
-/// Maximum number of decimal digits of a `u64`: 20.
+/// Maximum number of decimal digits in a `u64`.
 const MAX_DIGITS: usize = 20;
 
-/// Maximum length of a suffix whose request id is a number: 59 bytes.
+/// Maximum length in bytes of a suffix whose request id is a number.
 const MAX_SUFFIX: usize = 3 + 16 + 2 * MAX_DIGITS;
 
-/// The digits of hexadecimal numbers.
-const DIGITS: [u8; 16] = *b"0123456789abcdef";
+const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
 
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of an instance or one restore of a session.
+/// One start of an instance, or one restore of a session.
 ///
-/// A random number. Its text is 16 hexadecimal digits.
+/// It is a random number whose text form is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// 128 bits of the SHA-256 of a session id. Its text is 32 hexadecimal digits.
+/// 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
-/// The number of a call, unique within its incarnation. Its text is a decimal number.
+/// A call's number, unique within its incarnation. The text form is a decimal number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call in the form in which an event id contains it.
+/// A call as it is named in an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
@@ -58,20 +59,21 @@ pub(crate) struct NamedCall {
     pub(crate) request: Option<String>,
 }
 
-/// The id of an event as clients see it.
+/// An event's id as clients see it.
 ///
-/// Its text is `<plain>~<incarnation>~<number of the call>~<request id>`. The request id is JSON text (so `7` and `"7"` differ),
-/// percent-encoded. It is omitted if it would be too long. An event of no call has neither number nor request id.
+/// The text form is `<plain>~<incarnation>~<call number>~<request id>`. The request id is JSON text (so that `7` and `"7"` differ),
+/// percent-encoded, and is omitted if it would be too long. If the event belongs to no call, the number and the request id are both
+/// omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClusterEventId<'a> {
-    /// The id that the inner session manager assigned.
+    /// The id assigned by the inner session manager.
     pub(crate) plain: &'a str,
     pub(crate) incarnation: Incarnation,
     /// The call whose stream the event is on.
     pub(crate) call: Option<NamedCall>,
 }
 
-/// The text is not an identifier of the expected kind.
+/// The error for text that is not an identifier of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParseIdError;
 
@@ -83,11 +85,11 @@ impl Incarnation {
         Self(random())
     }
 
-    /// Returns the text form of this incarnation, without the cost of `Display`.
+    /// Returns the same text as `Display`, but without its cost.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|index| {
             let digit = (self.0 >> (60 - 4 * index)) as usize & 0xf;
-            DIGITS.get(digit).copied().unwrap_or_default()
+            HEX_DIGITS.get(digit).copied().unwrap_or_default()
         })
     }
 }
@@ -129,7 +131,7 @@ fn parse_digits(text: &str) -> Result<u64, ParseIdError> {
     number.ok_or(ParseIdError)
 }
 
-/// Accepts what [`Display`] writes. `from_str_radix` would also accept capitals and signs.
+/// Accepts what [`Display`] writes. `from_str_radix` would also accept uppercase digits and signs.
 fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
@@ -141,7 +143,7 @@ impl SessionHash {
         Self(hash(session_id))
     }
 
-    /// Returns a number from 0 to 255 that is evenly distributed over sessions.
+    /// Returns a number from 0 to 255 that is evenly distributed over all sessions.
     pub(crate) fn spread(self) -> usize {
         let [first, ..] = self.0;
         first.into()
@@ -184,7 +186,7 @@ impl FromStr for CallNumber {
 
 fn parse_number(text: &str) -> Result<u64, ParseIdError> {
     let number: u64 = text.parse().map_err(|_| ParseIdError)?;
-    // `parse` would accept a sign and leading zeros.
+    // `parse` alone would accept a sign and leading zeros.
     (number.to_string() == text)
         .then_some(number)
         .ok_or(ParseIdError)
@@ -216,10 +218,10 @@ impl<'a> ClusterEventId<'a> {
         }
     }
 
-    /// Returns the suffix of the plain event ids of one stream.
+    /// Returns what is appended to a stream's plain event ids.
     ///
-    /// The request id of the call must be a number. `call` is `None` if the stream belongs to no call. The text equals that of [`Display`]
-    /// at a tenth of the cost, which every call pays.
+    /// `call` is `None` if the stream belongs to no call. Otherwise its request id must be a number. The suffix is the same as with
+    /// [`Display`], at a tenth of the cost, which every call pays.
     pub(crate) fn suffix(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
         let mut text = Vec::with_capacity(MAX_SUFFIX);
         text.push(SEPARATOR as u8);
@@ -235,9 +237,9 @@ impl<'a> ClusterEventId<'a> {
         String::from_utf8(text).unwrap_or_default()
     }
 
-    /// Parses an event id from a client, which may be forged. Returns `None` if it does not have the form of one.
+    /// Parses an event id from a client, which may be forged. Returns `None` if it is malformed.
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
-        // From the right, because the plain id is arbitrary, and may contain separators.
+        // From the right, because the plain id can be anything and may itself contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);
         let request = parts.next()?;
         let number = parts.next()?;
@@ -258,7 +260,7 @@ impl<'a> ClusterEventId<'a> {
     }
 }
 
-/// Appends the same text as `Display`, without its cost.
+/// Appends the same text as `Display` would, but without its cost.
 fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; MAX_DIGITS];
     let mut unused = MAX_DIGITS;
@@ -328,7 +330,7 @@ mod tests {
         assert_ne!(Incarnation::random(), Incarnation::random());
     }
 
-    /// A process that is forked inherits the random state of std. Here two threads have the same one.
+    /// A forked process inherits std's random state. Here, two threads have the same one instead.
     #[test]
     fn no_two_forks_are_the_same_incarnation() {
         let fork = || {

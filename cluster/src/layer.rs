@@ -1,7 +1,7 @@
-//! The outermost layer of an application. It relays requests of sessions that another instance owns.
+//! The outermost layer of an application, which relays requests to their sessions' owners.
 //!
-//! A request that is served here costs one pass over its head and one lookup in memory. Every other request may allocate, because it is
-//! sent to another machine.
+//! A request that is served here costs one pass over its head and one lookup in memory. Any other request may allocate, because it is sent
+//! to another machine.
 
 use std::{
     fmt, mem,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Relays each request to its session's owner. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
-/// It must be the outermost layer. Inner layers then process a relayed request only once, on the instance that serves it:
+/// It must be the outermost layer, so that inner layers process a relayed request only once, on the instance that serves it:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -59,17 +59,16 @@ pub struct ClusterLayer {
 
 /// The service of a [`ClusterLayer`].
 ///
-/// It is ready even while the inner service is not, because a request that another instance serves needs no inner service. Other requests
-/// wait for the inner service in their futures. An error of the inner service's `poll_ready` is returned.
+/// It is ready even while the inner service is not, because requests that another instance serves do not need the inner service. All others
+/// wait for it in their futures. If the inner service's `poll_ready` fails, its error is returned.
 pub struct ClusterService<S> {
     inner: S,
-    /// Whether `inner` is ready.
     is_ready: bool,
     router: Arc<Router>,
 }
 
 pin_project! {
-    /// The response of a [`ClusterService`].
+    /// The response future of a [`ClusterService`].
     pub struct ClusterFuture<F, E> {
         #[pin]
         kind: Kind<F, E>,
@@ -82,7 +81,7 @@ pin_project! {
         Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// The response may open a session.
         Opening { #[pin] future: F, router: Arc<Router> },
-        /// The request is relayed, or waits before it is served here.
+        /// The request is relayed, or has to wait before it is served here.
         Boxed { future: BoxedFuture<E> },
     }
 }
@@ -118,7 +117,9 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Returns the inner service that `poll_ready` has polled. Keeps a clone for the next request.
+    /// Returns the inner service that `poll_ready` has polled.
+    ///
+    /// A clone of it is kept for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
@@ -126,12 +127,12 @@ impl<S: Clone> ClusterService<S> {
 
     /// Returns a clone of the inner service for a request that may wait or be relayed.
     ///
-    /// Releases what `poll_ready` has reserved, because other requests need it in the meantime.
+    /// Whatever `poll_ready` has reserved is released, because other requests need it in the meantime.
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }
 
-    /// Serves a request here. Waits for the inner service if it is not ready.
+    /// Serves a request here, after waiting for the inner service if it is not ready.
     fn serve(
         &mut self,
         request: Request<Body>,
@@ -154,7 +155,7 @@ impl<S: Clone> ClusterService<S> {
 }
 
 impl<S: Clone> Clone for ClusterService<S> {
-    /// The clone of a ready service is not ready.
+    /// A clone is not ready, even if the original is.
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),

@@ -1,12 +1,12 @@
 //! Runs several instances of one MCP server behind a load balancer without sticky sessions.
 //!
-//! A request reaches its session through any instance. No orphaned call (one whose client did not resume within the grace) is
-//! cancelled without proof that the client cannot have resumed on another instance.
+//! A client can reach its session through any instance. An orphaned call (one whose client has not resumed within the grace) is cancelled
+//! only once there is proof that the client cannot have resumed on another instance.
 //!
-//! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. A resume, a cancel or an
-//! answer to the server's own request therefore reaches the instance on which the call runs. There
-//! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey is only the directory. It
-//! stores the owners of sessions, the data to restore the sessions, and the answers to calls that ended without their clients.
+//! Each session is open on one instance, its owner, and the other instances relay its requests there over plain HTTP. That way a resume, a
+//! cancel or an answer to one of the server's own requests reaches the instance that is running the call, on which
+//! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey serves only as the directory.
+//! It stores the sessions' owners, the data needed to restore the sessions, and the answers to calls that ended without their clients.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

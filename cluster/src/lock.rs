@@ -1,10 +1,11 @@
-//! Locks that stay usable after a panic.
+//! Locking without mutex poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, even if a thread has panicked while it held the lock.
+/// Locks a mutex, even if a thread has panicked while holding it.
 ///
-/// No application code runs under a lock, and no code that can panic leaves a value partially modified.
+/// The poison can be ignored because no application code runs under a lock, and code that can panic never does so with a value half
+/// modified.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,10 @@
-//! Log lines of background tasks, each of which runs only once per instance.
+//! Logging for the background tasks, of which an instance has only one each.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Logs a line. A subscriber that panics, for example on a closed stderr, does not end the task.
+/// Logs a line, even if that panics.
+///
+/// A subscriber may panic, for example because stderr is closed. That must not end the task.
 pub(crate) fn log(line: impl FnOnce()) {
-    let _panicked = catch_unwind(AssertUnwindSafe(line));
+    let _ = catch_unwind(AssertUnwindSafe(line));
 }

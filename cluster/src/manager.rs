@@ -1,10 +1,10 @@
-//! The session manager that tags event ids with their origin. It wraps the manager that tracks calls.
+//! A session manager that tags event ids with their origin, around the one that tracks calls.
 //!
-//! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
-//!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
-//!    never refers to two calls. The id of an event that belongs to no call lacks the number and the request id.
-//! 2. Only the id of an event is changed.
-//! 3. A call waits while it is undecided whether its session is still local. After [`UNDECIDED_TIMEOUT`], the call gets an error and is not
+//! 1. An event id is sent as `<plain>~<session generation>~<call number>~<request id>`. When a client resumes, the layer rewrites it to
+//!    `<plain>` before any inner service reads it. This keeps two instances from using the same id for different events, and a reused
+//!    request id from referring to two calls. The number and the request id are missing if the event belongs to no call.
+//! 2. Nothing in an event is changed except its id.
+//! 3. A call waits while it is undecided whether its session is still local. After [`UNDECIDED_TIMEOUT`], it gets an error and is not
 //!    started.
 
 use std::{
@@ -56,7 +56,7 @@ use self::messages::{cancelled_call, not_started};
 
 /// A session manager that tags event ids with their origin.
 ///
-/// [`Cluster::sessions`](crate::Cluster::sessions) creates it and has an example.
+/// Created by [`Cluster::sessions`](crate::Cluster::sessions), which has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     recorder: Arc<AnswerRecorder>,
@@ -64,11 +64,11 @@ pub struct ClusterSessionManager<M> {
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     waiting_calls: WaitingCalls,
-    /// Whether the session store of the manager's service was checked. A missing store is logged once.
+    /// Whether the manager's service has been checked for a session store. A missing one is logged only once.
     is_store_checked: AtomicBool,
 }
 
-/// State shared by the streams of a session manager, for keeping answers.
+/// State that a session manager's streams share in order to keep answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
@@ -80,13 +80,13 @@ pub(crate) trait CloseSession: Send + Sync {
     /// Returns `true` if the manager has the session.
     async fn has(&self, session: &str) -> bool;
 
-    /// Closes the session if the manager has it. A failure is logged.
+    /// Closes the session if the manager has it, and logs any failure.
     async fn close(&self, session: &str);
 }
 
-/// Maximum time a call waits for the decision on whether its session is still local: 10 s.
+/// How long a call waits for the decision on whether its session is still local.
 ///
-/// Chosen because the decision takes less time if the directory answers.
+/// The decision takes less time as long as the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
@@ -98,26 +98,28 @@ pin_project! {
     }
 }
 
-/// Tracks what a stream has sent. If it is dropped early, the client may not have the answer.
+/// Tracks what a stream has sent. If the stream is dropped early, the client may lack the answer.
 struct TrackedStream {
     recorder: Arc<AnswerRecorder>,
-    /// The generation of its session.
+    /// The session's generation.
     generation: Incarnation,
     call: Option<Call>,
-    /// The suffix of its event ids.
+    /// The suffix of the stream's event ids.
     event_suffix: String,
-    /// The plain id of the last event before the answer, or empty. A client cannot resume without one.
+    /// The plain id of the last event before the answer. If it is empty, the client cannot resume.
     event: String,
     is_answered: bool,
     has_ended: bool,
-    /// Keeps the call in flight in the gate of its session while one of its streams is open.
+    /// Keeps the call in flight in its session's gate while one of its streams is open.
     _guard: Option<InFlightGuard>,
 }
 
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Connects all sessions of `manager` to `sessions`. Also returns the closer of relinquished sessions.
+    /// Connects all of the manager's sessions to `sessions`.
+    ///
+    /// Also returns what closes those that have been relinquished.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
@@ -159,20 +161,20 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         )
     }
 
-    /// Checks at the first call of a local session whether its service has a session store. Logs a warning if it has none.
+    /// On the first call in a local session, checks whether its service has a session store.
     ///
-    /// Before the first call of a session, the store has received the parameters.
+    /// Logs a warning if it has none. A store would have received the session's parameters before the session's first call.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
             && !self.is_store_checked.swap(true, Ordering::Relaxed)
             && !has_params
         {
-            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their orphaned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
+            warn!(target: "mcp_cancel_cluster", "this service's sessions are not in the directory, so other instances cannot find them and their orphaned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
         }
     }
 
-    /// Tags a stream. `event` is the plain id of the last event that its client has received, or empty.
+    /// Tags a stream. `event` is the plain id of the last event that its client has, or empty.
     fn tag<S>(
         &self,
         events: S,
@@ -181,7 +183,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         guard: Option<InFlightGuard>,
         event: String,
     ) -> TaggedStream<S> {
-        let generation = self.generations.of(session);
+        let generation = self.generations.get(session);
         let tracked = TrackedStream {
             recorder: self.recorder.clone(),
             generation,
@@ -259,7 +261,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let is_call = call.is_some();
         let enter = move || is_call.then(|| self.sessions.enter(id)).flatten();
         let guard = enter();
-        // Since the request was routed, this process may have stalled. Or the session was relinquished and is about to be closed.
+        // Since the request was routed, this process may have stalled, or the session may have been relinquished and be about to close.
         let is_here = guard.is_some() || !is_call;
         let create = if is_here && self.heartbeat.may_serve(id) {
             let create = self.inner.create_stream(id, message);
@@ -271,7 +273,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
-                // A session that was closed and restored in the meantime has another gate.
+                // A session that has been closed and restored in the meantime has a new gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;
@@ -317,10 +319,10 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let mut call = None;
         let mut last_event_id = last_event_id;
         if let Some((generation, named_call)) = resumed_call() {
-            if generation == self.generations.of(id) {
+            if generation == self.generations.get(id) {
                 call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
-                // The session was restored while a layer delayed the resume. Its events have other numbers now.
+                // The session was restored while a layer was delaying the resume, so its events have different numbers now.
                 NO_EVENT.clone_into(&mut last_event_id);
             }
         }
@@ -403,7 +405,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// Replaces the plain id of an event with the tagged one. Records whether the event is the answer.
+    /// Replaces an event's plain id with the tagged one. Records whether the event is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered_by(message);
@@ -445,10 +447,10 @@ mod tests {
     use super::*;
     use crate::{Cluster, MemoryDirectory};
 
-    /// Maximum size of a future beyond that of the inner manager's: 128 bytes.
+    /// How many bytes larger than the inner manager's a future may be.
     const OVERHEAD: usize = 128;
 
-    /// rmcp embeds these futures in its own, and moves them for every request. An `async` block that awaits one stores it twice.
+    /// rmcp embeds these futures in its own and moves them for every request. An `async` block that awaits one would store it twice.
     #[tokio::test]
     async fn no_future_is_much_larger_than_that_of_the_inner_manager() {
         let cluster = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9");

@@ -1,14 +1,14 @@
-//! Metrics through the `metrics` facade (feature `metrics`). Without the feature nothing is recorded.
+//! Metrics, recorded through the `metrics` facade if the `metrics` feature is enabled.
 //!
-//! | name | kind | label `outcome` | what |
+//! | name | kind | label `outcome` | meaning |
 //! |---|---|---|---|
-//! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions have been written, else 0 |
-//! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | lookups of owners, cached ones too |
+//! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are being answered and all local sessions have been written, otherwise 0 |
+//! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | owner lookups, including cached ones |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | number of times the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions that were requested here, and whose owner relinquished them or has no lease |
+//! | `mcp_calls_postponed_total` | counter | | times an orphaned call was not cancelled yet because its client might have resumed elsewhere |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims on sessions that were requested here and whose owner has relinquished them or has no lease |
 
-/// Describes the metrics to the currently installed recorder.
+/// Describes the metrics to the recorder that is currently installed.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
@@ -16,12 +16,12 @@ pub(crate) fn describe() {
         describe_gauge!(
             "mcp_cluster_directory_consistent",
             Unit::Count,
-            "Whether heartbeats are answered and all local sessions have been written"
+            "Whether heartbeats are being answered and all local sessions have been written"
         );
         describe_counter!(
             "mcp_cluster_lookups_total",
             Unit::Count,
-            "Lookups of owners, by outcome"
+            "Owner lookups, by outcome"
         );
         describe_counter!(
             "mcp_cluster_relays_total",
@@ -31,17 +31,16 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "Number of times the cancel of an orphaned call was postponed"
+            "Times the cancellation of an orphaned call was postponed"
         );
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims of sessions that were relinquished or whose owner has no lease, by outcome"
+            "Claims on sessions that were relinquished or whose owner has no lease, by outcome"
         );
     }
 }
 
-/// Records whether the directory is consistent.
 pub(crate) fn set_directory_consistent(is_consistent: bool) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("mcp_cluster_directory_consistent").set(f64::from(u8::from(is_consistent)));
@@ -49,23 +48,19 @@ pub(crate) fn set_directory_consistent(is_consistent: bool) {
     let _ = is_consistent;
 }
 
-/// Counts a lookup of an owner by its outcome.
 pub(crate) fn count_lookup(outcome: &'static str) {
     count("mcp_cluster_lookups_total", outcome);
 }
 
-/// Counts a relay by its outcome.
 pub(crate) fn count_relay(outcome: &'static str) {
     count("mcp_cluster_relays_total", outcome);
 }
 
-/// Counts a postponed cancel of an orphaned call.
 pub(crate) fn count_postponed_cancel() {
     #[cfg(feature = "metrics")]
     metrics::counter!("mcp_calls_postponed_total").increment(1);
 }
 
-/// Counts a claim by its outcome.
 pub(crate) fn count_claim(outcome: &'static str) {
     count("mcp_cluster_claims_total", outcome);
 }

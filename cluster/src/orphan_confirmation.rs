@@ -1,19 +1,19 @@
-//! An orphan may be cancelled only if its client cannot have resumed on another instance.
+//! Decides whether an orphan may be cancelled: only if its client cannot have resumed elsewhere.
 //!
 //! | the directory | the orphan |
 //! |---|---|
-//! | is not consistent, or lost consistency during the lookup | waits for another grace |
-//! | has not been consistent for the whole grace and for the lifetime of a lease | waits until it has been |
-//! | lacks this instance's lease, and may have lost the leases and reports of others | waits for another grace |
-//! | is in a different run from the one that answered the last heartbeat, and may have lost leases and reports | waits for another grace |
-//! | does not answer, or is not asked within 5 s because of other orphans | waits for a second |
-//! | has, for another live instance, a heartbeat created less than 2.15 s after the grace ended | waits for a later one from it |
-//! | is read less than 1.15 s after the grace ended | waits until then, because an instance without a lease yet may have turned a client away |
-//! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
-//! | records this instance as the owner of the session | is cancelled |
+//! | is not consistent, or has lost consistency during the lookup | waits for another grace |
+//! | has not been consistent for the whole grace and a lease's lifetime | waits until it has been |
+//! | lacks this instance's lease, so it may also have lost other leases and reports | waits for another grace |
+//! | is in a different run than at the last heartbeat, so it may have lost leases and reports | waits for another grace |
+//! | does not answer, or cannot be asked within 5 s because of other orphans | waits for a second |
+//! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace ended | waits for that instance's next one |
+//! | is read less than 1.15 s after the grace ended | waits until then, because an instance that has no lease yet may have turned a client away |
+//! | has a report that an instance has recently turned a client away | waits until that client's backoff is over |
+//! | records this instance as the session's owner | is cancelled |
 //! | has no record of the session, the leases prove that none exists, and the session is not local | is cancelled |
-//! | has another owner, or no record | waits for another grace; the session is written again, which decides its owner |
-//! | has a tombstone for the session | is cancelled, because its session is closed |
+//! | records another owner, or otherwise has no record | waits for another grace; the session is written again, which decides its owner |
+//! | has a tombstone for the session | is cancelled, because its session has been closed |
 
 use std::time::Duration;
 
@@ -33,46 +33,47 @@ use crate::{
     routing::router::Router,
 };
 
-/// Maximum delay until a heartbeat includes a client that was turned away: 1.15 s.
+/// Maximum delay until a heartbeat reports a client that was turned away: 1.15 s.
 ///
-/// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
+/// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// Minimum time from the end of a grace to a heartbeat that counts: 2.15 s. Measured by the directory's clock.
+/// Minimum time between the end of a grace and a heartbeat that counts: 2.15 s.
 ///
-/// The clock may have been set back since the heartbeat, which then appears newer by up to [`MAX_BACKWARD_CLOCK_STEP`].
+/// This is measured by the directory's clock. If that has been set back since the heartbeat, the heartbeat appears newer by up to
+/// [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
-/// Delay after a heartbeat is due before it is checked: 100 ms.
+/// Delay between the time a heartbeat is due and the check for it.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
-/// Maximum number of concurrent lookups for orphans: 256.
+/// Maximum number of concurrent lookups for orphans.
 ///
-/// They share a connection with the heartbeats, which must not wait for them when thousands of graces end at once.
+/// They share a connection with the heartbeats, which must not be held up when thousands of graces end at once.
 pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
-/// How long a lookup waits for its turn: 5 s.
+/// How long a lookup waits for its turn.
 ///
-/// Chosen to be less than the library's timeout of a confirmation, after which the library postpones the cancel by a whole grace.
+/// This has to be shorter than the library's timeout for confirmations, after which the library postpones the cancel by a whole grace.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Delay before a directory that has not answered is asked again: 1 s.
+/// How long until a directory that has not answered is asked again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How long a call has waited for its client.
+/// How long a call has been waiting for its client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OrphanWait {
     grace: Duration,
-    /// Time since the last stream of the call ended.
+    /// Time since the call's last stream ended.
     lasted: Duration,
-    /// Time within which a turned-away client may return.
+    /// How long a client that was turned away may take to return.
     backoff: Duration,
 }
 
 // === impl OrphanWait ===
 
 impl OrphanWait {
-    pub(crate) fn of(orphan: &Orphan<'_>, backoff: Duration) -> Self {
+    pub(crate) fn from_orphan(orphan: &Orphan<'_>, backoff: Duration) -> Self {
         Self {
             backoff,
             grace: orphan.grace(),
@@ -89,7 +90,7 @@ impl OrphanWait {
         }
     }
 
-    /// Returns how much longer the call must wait because of the leases, or `None` if it need not wait.
+    /// Returns how much longer the leases require the call to wait, or `None` if they do not.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases
             .entries
@@ -100,9 +101,9 @@ impl OrphanWait {
         remaining.max(leases.turned_away.and_then(|ago| self.remaining_since(ago)))
     }
 
-    /// Returns the remaining wait for a heartbeat of one instance.
+    /// Returns how much longer to wait for a heartbeat from one instance, if at all.
     ///
-    /// Returns `None` if there is no need to wait. The heartbeat must cover all clients that arrived before the grace ended.
+    /// The heartbeat must cover all clients that arrived before the grace ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
@@ -114,18 +115,22 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// Returns the remaining wait for instances that have not acquired their first lease. They may have turned clients away.
+    /// Returns how much longer to wait for instances that have no lease yet, if at all.
+    ///
+    /// They may have turned clients away.
     fn remaining_for_new_instances(self) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let remaining = UNRECORDED_WINDOW.saturating_sub(since_grace);
         (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Returns the remaining wait after a client was turned away. `ago` is the time since then.
+    /// Returns how much longer to wait for a client that was turned away, if at all.
+    ///
+    /// `ago` is the time since then.
     fn remaining_since(self, ago: Duration) -> Option<Duration> {
-        // Clients turned away before the call was detached count as well, because the disconnect may have been detected late. The
-        // margin covers a client that only the next heartbeat reports.
-        // If the grace is longer than the backoff, for example because of a long `retry`, the client may take that long after a 503.
+        // Clients that were turned away before the call was detached count as well, because the disconnect may have been detected late. The
+        // margin covers a client that only the next heartbeat will report. If the grace is longer than the backoff, for example because of
+        // a long `retry`, the client may take that long after a 503.
         let backoff = self
             .backoff
             .max(self.grace)
@@ -178,7 +183,7 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     let Ok(snapshot) = snapshot else {
         return Confirmation::Postpone(RETRY_DELAY);
     };
-    // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
+    // After a failover, the backend may lack leases and reports without this instance having noticed yet.
     let is_current =
         snapshot.leases.get(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases);
     if !is_current {
@@ -217,7 +222,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns the remaining wait of a call whose grace of 20 s ended 4 s ago.
+    /// Returns how much longer a call has to wait if its grace of 20 s ended 4 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {
@@ -250,7 +255,7 @@ mod tests {
         assert_eq!(
             remaining(2, None),
             Some(HEARTBEAT_MARGIN),
-            "the heartbeat may lack the end of the grace"
+            "the heartbeat may not cover the end of the grace"
         );
         assert_eq!(remaining(1, None), None);
     }

@@ -1,4 +1,4 @@
-//! Warnings about continuing conditions, logged at most once a minute.
+//! Warnings about ongoing conditions, each logged at most once a minute.
 
 use std::{
     fmt::Display,
@@ -11,38 +11,38 @@ use tokio::time::Instant;
 
 use crate::{lock::lock, log::log};
 
-/// Minimum interval between two log lines of one warning: 60 s.
+/// Minimum interval between two log lines from the same warning.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One warning, and the time at which it was last logged.
+/// A warning that remembers when it was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimitedWarning(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     last_logged: Option<Instant>,
-    /// The warning was logged, and not cleared since.
+    /// Whether the warning has been logged since it was last cleared.
     is_active: bool,
 }
 
 // === impl RateLimitedWarning ===
 
 impl RateLimitedWarning {
-    /// Logs the warning, unless it was logged less than a minute ago.
+    /// Logs the warning, unless it has already been logged within the last minute.
     pub(crate) fn warn(&self, message: &dyn Display) {
         if self.is_due(Instant::now()) {
             log(|| tracing::warn!(target: "mcp_cancel_cluster", "{message}"));
         }
     }
 
-    /// Logs an error, with the same limit.
+    /// Logs an error instead, under the same limit.
     pub(crate) fn error(&self, message: &dyn Display) {
         if self.is_due(Instant::now()) {
             log(|| tracing::error!(target: "mcp_cancel_cluster", "{message}"));
         }
     }
 
-    /// Ends the condition. Returns `true` if it was logged since the last call of this method.
+    /// Marks the condition as over. Returns `true` if it has been logged since the previous call.
     pub(crate) fn clear(&self) -> bool {
         mem::take(&mut self.state().is_active)
     }

@@ -1,40 +1,44 @@
-//! The reasons why a request is not served, and the responses for them.
+//! Why requests are refused, and the responses to refused requests.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// `Retry-After` of temporary refusals: 1 s. Equal to the time for which a session is cached as unowned.
+/// The `Retry-After` sent with temporary refusals. A session is cached as unowned for the same time.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// The error code of an `initialize` that cannot be served: the first code of the server-error range.
+/// Error code for an `initialize` that cannot be served: the first code in the server-error range.
 const RETRY_LATER: i32 = -32000;
 
-/// The error code of a cancelled call, as the library sends it.
+/// Error code for a cancelled call, the same as the library's.
 const REQUEST_CANCELLED: i32 = -32800;
 
-/// The reason why a request is not served.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory did not answer, or its content proves nothing yet.
+    /// The directory has not answered, or does not prove anything yet.
     Inconsistent,
-    /// The owner could not be reached and may still be alive.
+    /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
-    /// The session moved to this or another instance during the request, or was not restored in time. The request can be sent again.
+    /// The session has just moved, or was not restored in time.
+    ///
+    /// It moved to this instance or to another one while the request was being served. The request can be sent again.
     SessionMoved,
-    /// The connection to the owner ended before the response. The request may have started, so this instance must not send it again.
+    /// The connection to the owner broke before the response.
+    ///
+    /// The request may already have started, so this instance must not send it again.
     ConnectionLost,
-    /// The request's head contains more fields than a peer accepts.
+    /// The request head has more header fields than peers accept.
     TooManyFields,
-    /// The client disconnected in the middle of its request.
+    /// The client disconnected mid-request.
     Incomplete,
-    /// The client sent part of its request, and then stalled.
+    /// The client stalled after sending part of its request.
     Stalled,
 }
 
-/// Returns 503 for an `initialize` whose session cannot be opened.
+/// Returns the 503 response to an `initialize` whose session cannot be opened.
 ///
-/// The id of the opening request is not known, because the layer does not read the body of a request without a session.
+/// It carries no request id, because the layer does not read the bodies of requests that have no session.
 pub(crate) fn session_not_opened() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
@@ -48,7 +52,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error for a call that its client cancelled before it started.
+/// Returns the JSON-RPC error for a call that its client cancelled before it had started.
 pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
@@ -66,7 +70,7 @@ fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
     response
 }
 
-/// Returns the response to a request of a session that does not exist, identical to rmcp's.
+/// Returns the response to a request whose session does not exist, identical to rmcp's.
 pub(crate) fn no_session() -> Response<Body> {
     text_response(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }
@@ -82,7 +86,7 @@ fn text_response(status: StatusCode, text: &'static str) -> Response<Body> {
 // === impl Refusal ===
 
 impl Refusal {
-    /// Returns `true` if the client is asked to retry.
+    /// Returns `true` if the response asks the client to retry.
     pub(crate) fn is_temporary(self) -> bool {
         matches!(
             self,
@@ -97,20 +101,20 @@ impl From<Refusal> for Response<Body> {
         let (status, text) = match refusal {
             Refusal::Inconsistent => (
                 UNAVAILABLE,
-                "the owner of this session is currently unknown\n",
+                "the owner of this session is unknown at the moment\n",
             ),
             Refusal::OwnerUnreachable => (
                 UNAVAILABLE,
-                "the server of this session currently cannot be reached\n",
+                "the server that owns this session cannot be reached at the moment\n",
             ),
             Refusal::SessionMoved => (UNAVAILABLE, "this session has just moved\n"),
             Refusal::ConnectionLost => (
                 StatusCode::BAD_GATEWAY,
-                "the server of this session closed its connection\n",
+                "the server that owns this session closed the connection\n",
             ),
             Refusal::TooManyFields => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "too many header fields for a relay\n",
+                "too many header fields to relay\n",
             ),
             Refusal::Incomplete => (StatusCode::BAD_REQUEST, "the request is incomplete\n"),
             Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),

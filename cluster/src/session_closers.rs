@@ -1,4 +1,4 @@
-//! Closes sessions that were relinquished and are still open here. [`RelinquishedTo`] lists the reasons.
+//! Closes relinquished sessions that are still open here. [`RelinquishedTo`] lists why a session is relinquished.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -18,13 +18,13 @@ use crate::{
     sessions::{Relinquished, RelinquishedTo, Sessions},
 };
 
-/// Timeout for closing a session at one manager: 5 s. Requests that restore the session wait until it is closed.
+/// Timeout for closing a session at one manager. Requests that would restore the session wait until it has been closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of sessions that are closed concurrently: 64.
+/// Maximum number of sessions being closed at the same time.
 const MAX_CLOSES: usize = 64;
 
-/// The session managers of an instance.
+/// An instance's session managers.
 #[derive(Clone, Default)]
 pub(crate) struct SessionClosers(Arc<Mutex<Vec<Weak<dyn CloseSession>>>>);
 
@@ -35,7 +35,7 @@ impl SessionClosers {
         lock(&self.0).push(closer);
     }
 
-    /// Returns `true` if one of the managers has a session.
+    /// Returns `true` if any of the managers has the session.
     pub(crate) async fn has_session(&self, session: &str) -> bool {
         for closer in self.closers().iter().filter_map(Weak::upgrade) {
             if closer.has(session).await {
@@ -45,7 +45,7 @@ impl SessionClosers {
         false
     }
 
-    /// Closes relinquished sessions, [`MAX_CLOSES`] at a time.
+    /// Closes relinquished sessions, up to [`MAX_CLOSES`] at a time.
     pub(crate) async fn run(
         self,
         mut relinquished: mpsc::UnboundedReceiver<Relinquished>,
@@ -67,40 +67,41 @@ impl SessionClosers {
     }
 }
 
-/// Logs which session is closed here, and why.
 fn log_reason(relinquished: &Relinquished) {
     let session = relinquished.session;
     log(|| match relinquished.to {
         RelinquishedTo::Owner(Owner { address, .. }) => {
-            info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because another instance owns it");
+            info!(target: "mcp_cancel_cluster", %session, owner = %address, "closing a session here because another instance owns it");
         }
         RelinquishedTo::AnyClaimer => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance shuts down and another one takes it over");
+            info!(target: "mcp_cancel_cluster", %session, "closing a session here because this instance is shutting down and another one is taking it over");
         }
         RelinquishedTo::Ended => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it has ended elsewhere");
+            info!(target: "mcp_cancel_cluster", %session, "closing a session here because it has ended elsewhere");
         }
         RelinquishedTo::RestoreRetry => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its restore failed: the next request restores it again");
+            info!(target: "mcp_cancel_cluster", %session, "closing a session here because it could not be restored; the next request will try again");
         }
         RelinquishedTo::NoClient => {
-            debug!(target: "mcp_cancel_cluster", %session, "a new session is closed: the directory does not have it, or this instance has shut down");
+            debug!(target: "mcp_cancel_cluster", %session, "closing a new session because the directory does not have it, or this instance has shut down");
         }
     });
 }
 
-/// Closes a session at one of the managers, which may not have it. Warns if the manager panics or exceeds [`CLOSE_TIMEOUT`].
+/// Closes a session at one manager, which may not have it.
+///
+/// Warns if the manager panics or exceeds [`CLOSE_TIMEOUT`].
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
-    // The timeout is inside `catch_unwind`, because dropping the future runs destructors, which may panic as well.
+    // The timeout is inside `catch_unwind` because dropping the future runs destructors, which may panic as well.
     let closing = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
     match AssertUnwindSafe(closing).catch_unwind().await {
         Ok(Ok(())) => {}
         Ok(Err(_elapsed)) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session is not closed here: its manager takes too long"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session has not been closed here: its manager is taking too long"),
         ),
         Err(_panic) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session may not be closed here: its manager panicked"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session might not have been closed here: its manager panicked"),
         ),
     }
 }
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes sessions, except those whose id names a fault: a hang, a panic, or a panic on drop.
+    /// Closes sessions, except those whose id names a fault: it hangs, panics, or panics when dropped.
     struct FaultyCloser;
 
     struct PanicsOnDrop;

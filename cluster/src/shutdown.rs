@@ -1,19 +1,20 @@
-//! The shutdown of an instance, which transfers its sessions one by one as their calls end.
+//! An instance's shutdown, which transfers its sessions one by one as their calls end.
 //!
 //! | stage | a peer's new call | everything else |
 //! |---|---|---|
 //! | running | is served | is served |
-//! | transferring | waits until no call of its session is in flight; then the session is relinquished, and the peer claims it | is served until the session is relinquished |
+//! | transferring | waits until no call in its session is in flight, after which the session is relinquished and the peer claims it | is served until the session is relinquished |
 //! | stopped | the peer is asked to claim the session | a peer is asked to claim the session, and a client gets 503 |
-//! | closed | the peer listener is closed | the same, except that the peer listener is closed |
+//! | closed | the peer listener is closed | clients still get 503 |
 //!
 //! 1. The stage only advances, in this order.
-//! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
-//!    Therefore no call starts in a session that a peer was asked to claim.
-//! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. The instance stops once no call of its sessions and no POST that it relays is in flight. A client may be unable to resume such a POST
-//!    elsewhere.
-//! 5. The answers of a session are written before a peer is asked to claim it, because the peer reads them from the directory.
+//! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate and none of the session's calls is in flight.
+//!    No call can therefore start in a session that a peer has been asked to claim.
+//! 3. A session is transferred only when a peer asks for it. Until then, a client that returns late for an answer still finds the session
+//!    here.
+//! 4. The instance stops once no call in its sessions and no POST that it relays is in flight. It waits for the POSTs because their clients
+//!    may be unable to resume them elsewhere.
+//! 5. A session's answers are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
     collections::HashSet,
@@ -44,29 +45,27 @@ use crate::{
     },
 };
 
-/// Minimum duration of the transfer of sessions, unless the shutdown's limit is shorter: 1 s.
+/// Minimum time spent on transferring sessions, unless the shutdown's limit is shorter.
 ///
-/// Chosen because a request may still arrive on a connection that was open when the public listener closed. A client may also still return
-/// for an answer that it has not read.
+/// Requests may still arrive on connections that were open when the public listener closed, and clients may still return for answers that
+/// they have not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// Maximum time a peer waits until the answers to ended calls are written: 2 s.
+/// How long a peer waits for the answers to ended calls to be written.
 ///
-/// After that, the client is asked to retry.
-///
-/// At the end of a shutdown, it is the minimum time allowed for writing the answers to cancelled calls and the tombstones of ended sessions.
+/// After that, the client is asked to retry. At the end of a shutdown, this is also the minimum time allowed for writing the answers to
+/// cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time for open peer connections to complete at the end: 5 s.
+/// How long open peer connections may take to complete at the end of a shutdown.
 pub(crate) const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum time until the peer listener is closed: 10 s.
+/// How long the peer listener may take to close.
 const CLOSE_TIMEOUT: Duration = CONNECTION_END_TIMEOUT.saturating_mul(2);
 
-/// Delay between checks for sessions that are still being restored: 50 ms.
+/// How often to check whether sessions are still being restored.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// The stage of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ShutdownStage {
     Running,
@@ -75,7 +74,7 @@ pub(crate) enum ShutdownStage {
     Closed,
 }
 
-/// The shutdown of an instance.
+/// An instance's shutdown.
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
     /// Whether the shutdown has started. Read on every call, without a lock.
@@ -85,9 +84,9 @@ pub(crate) struct Shutdown {
     answers: Arc<Answers>,
     /// The calls of all layers.
     calls: Mutex<Vec<Calls>>,
-    /// The POSTs that this instance relays. The gate stays open.
+    /// The POSTs that this instance is relaying. This gate is never closed.
     relays: Arc<DrainGate>,
-    /// The sessions that peers were asked to claim.
+    /// The sessions that peers have been asked to claim.
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
@@ -114,14 +113,14 @@ impl Shutdown {
         }
     }
 
-    /// Adds the calls of a layer. A session with such calls in flight is not relinquished.
+    /// Adds a layer's calls. A session is not relinquished while it has any of them in flight.
     pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
-    /// Records that a POST of a remote session is in flight. A shutdown waits for it.
+    /// Records that a POST for a remote session is in flight, so that the shutdown waits for it.
     ///
-    /// A client may be unable to resume the POST once this instance has ended. Other methods do not count, because the stream of a GET need
+    /// The client may be unable to resume the POST once this instance has ended. Other methods do not count, because a GET's stream need
     /// not end and can be opened again.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
@@ -136,12 +135,13 @@ impl Shutdown {
         self.stage() >= ShutdownStage::Stopped
     }
 
-    /// Subscribes to the stage.
     pub(crate) fn subscribe(&self) -> watch::Receiver<ShutdownStage> {
         self.stage.subscribe()
     }
 
-    /// Called when a call has ended, or a request no longer takes part in a restore. Wakes the tasks that wait for its session.
+    /// Called when a call has ended, or a request no longer takes part in a restore.
+    ///
+    /// Wakes the tasks that are waiting for its session.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
         if self.has_started.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
@@ -150,9 +150,12 @@ impl Shutdown {
         }
     }
 
-    /// Returns `true` if a session was relinquished here during the shutdown or is about to be, or the instance has stopped.
+    /// Returns `true` if a session has been relinquished during the shutdown, or is about to be.
+    ///
+    /// Also returns `true` once the instance has stopped.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // Checked in the order in which a session is relinquished: its gate is closed, the session is recorded, and the gate is removed.
+        // Checked in the same order in which a session is relinquished: its gate is closed, the session is recorded, and the gate is
+        // removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
@@ -164,14 +167,14 @@ impl Shutdown {
         }
     }
 
-    /// Returns when a session is idle or not local, or its gate is closed.
+    /// Waits until a session is idle or not local, or its gate is closed.
     pub(crate) async fn until_idle(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.until_idle(|| self.is_idle(id)).await;
         }
     }
 
-    /// Waits until a session is idle, and relinquishes it. Does nothing if the session is not local.
+    /// Waits until a session is idle, then relinquishes it. Does nothing if it is not local.
     pub(crate) async fn transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.close_when_idle(|| self.is_idle(id)).await;
@@ -179,10 +182,10 @@ impl Shutdown {
         }
     }
 
-    /// Waits until answers to ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
+    /// Waits for answers to ended calls to be written, for at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may read them there. Returns `true` if they have been written, the shutdown has not started, or the
-    /// instance has stopped.
+    /// A session's next owner may read them from the directory. Returns `true` if they have been written, the shutdown has not started, or
+    /// the instance has stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;
@@ -191,7 +194,7 @@ impl Shutdown {
         self.answers.flush(Some(deadline)).await || self.has_stopped()
     }
 
-    /// Relinquishes a session if no request or call of it is in flight.
+    /// Relinquishes a session if none of its requests and calls is in flight.
     pub(crate) fn try_transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id)
             && gate.close_if_idle(|| self.is_idle(id))
@@ -204,14 +207,16 @@ impl Shutdown {
     pub(crate) fn relinquish(&self, session: SessionHash) {
         // An instance that has stopped cancels the last calls instead.
         if self.stage() == ShutdownStage::Transferring {
-            // Answers that are not queued before the session is closed are lost.
+            // Answers that have not been queued by the time the session is closed are lost.
             self.answers.enqueue_ended();
             lock(&self.relinquished).insert(session);
             self.sessions.relinquish(session);
         }
     }
 
-    /// Returns `true` if a session has no call in flight and no pending restore. Ignores the requests in its gate.
+    /// Returns `true` if a session has no call in flight and no pending restore.
+    ///
+    /// The requests in its gate are ignored.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
@@ -223,7 +228,7 @@ impl Shutdown {
         self.answers.retain_all();
         self.has_started.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
-        log(|| info!(target: "mcp_cancel_cluster", "this instance transfers its sessions"));
+        log(|| info!(target: "mcp_cancel_cluster", "this instance is transferring its sessions"));
         ShutdownGuard(self)
     }
 
@@ -235,7 +240,7 @@ impl Shutdown {
         });
     }
 
-    /// Returns `true` if a gate is open, a session is being restored, or a POST is being relayed.
+    /// Returns `true` if any gate is open, session is being restored, or POST is being relayed.
     fn is_in_use(&self) -> bool {
         !self.pending_restores.is_empty() || !self.open_gates().is_empty() || !self.relays.is_idle()
     }
@@ -261,15 +266,15 @@ impl fmt::Debug for Shutdown {
 impl ShutdownGuard<'_> {
     /// Transfers sessions until none has a call in flight and no POST is being relayed.
     ///
-    /// Returns at the time `until` at the latest. When it returns earlier, all gates are closed, and each answer has been
-    /// written or evicted or has expired.
+    /// Returns at `until` at the latest. If it returns earlier, all gates are closed, and each answer has been written or evicted, or has
+    /// expired.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
         let transfer = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
             loop {
                 self.close_idle_gates().await;
                 self.0.answers.flush(until).await;
-                // Another session may have been restored in the meantime, or another POST relayed.
+                // In the meantime, another session may have been restored, or another POST relayed.
                 if !self.0.is_in_use() {
                     return;
                 }
@@ -282,7 +287,9 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Waits until each open session has been idle, then until no POST is being relayed. Closes the gates of sessions that are still idle.
+    /// Waits until each open session has been idle, and then until no POST is being relayed.
+    ///
+    /// Finally closes the gates of the sessions that are still idle.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;
@@ -303,7 +310,9 @@ impl ShutdownGuard<'_> {
         self.0.sessions.close_gates();
     }
 
-    /// Waits for the remaining calls until `deadline`, and cancels the rest. Returns the number of cancelled calls.
+    /// Waits for the remaining calls until `deadline`, then cancels the rest.
+    ///
+    /// Returns how many calls have been cancelled.
     pub(crate) async fn drain(&self, deadline: Option<Instant>) -> usize {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();
@@ -311,7 +320,7 @@ impl ShutdownGuard<'_> {
             let remaining = deadline.map_or(Duration::MAX, |deadline| deadline - Instant::now());
             cancelled += calls.drain(remaining).await.cancelled;
         }
-        // Flushes the answers to calls that have ended since. Those of calls cancelled at the limit are written after the limit.
+        // Flushes the answers to calls that have ended since. If calls were cancelled at the limit, their answers are written after it.
         let min_until = Instant::now() + FLUSH_TIMEOUT;
         let until = deadline.map(|deadline| deadline.max(min_until));
         self.0.answers.flush(until).await;
@@ -323,7 +332,7 @@ impl ShutdownGuard<'_> {
         cancelled
     }
 
-    /// Closes the peer listener. Returns when it is closed, or after [`CLOSE_TIMEOUT`].
+    /// Closes the peer listener. Returns once it is closed, or after [`CLOSE_TIMEOUT`].
     pub(crate) async fn close(self) {
         let shutdown = self.0;
         drop(self);
@@ -332,7 +341,7 @@ impl ShutdownGuard<'_> {
             .is_err()
         {
             log(
-                || warn!(target: "mcp_cancel_cluster", "the peer listener is still open: is `serve_peers` no longer polled?"),
+                || warn!(target: "mcp_cancel_cluster", "the peer listener is still open: is `serve_peers` no longer being polled?"),
             );
         }
         log(|| info!(target: "mcp_cancel_cluster", "this instance has left the cluster"));

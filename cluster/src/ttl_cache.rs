@@ -1,4 +1,4 @@
-//! A cache whose entries expire, with a maximum number of entries.
+//! A bounded cache whose entries expire.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use crate::ids::SessionHash;
 
-/// Entries that have the same lifetime. When the cache is full, the oldest entry is evicted.
+/// Caches one value per session, each for the same time. Once the cache is full, the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     capacity: usize,
     ttl: Duration,
     entries: HashMap<SessionHash, CacheEntry<V>>,
-    /// Insertion order, oldest first. May contain numbers of removed or replaced entries.
+    /// Insertion order, oldest first. Some of the numbers may belong to entries that have since been removed or replaced.
     order: VecDeque<(u64, SessionHash)>,
     next_number: u64,
 }
@@ -40,13 +40,13 @@ impl<V> TtlCache<V> {
         }
     }
 
-    /// Returns the value of a session, or `None` if it has none or its entry has expired.
+    /// Returns a session's value, or `None` if it has none or the value has expired.
     pub(crate) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
         let entry = self.entries.get(&session)?;
         (entry.expires > now).then_some(&entry.value)
     }
 
-    /// Inserts or replaces the value of a session. Evicts the oldest entry if the cache is full.
+    /// Inserts or replaces a session's value, evicting the oldest entry if the cache is full.
     pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
         let number = self.next_number;
         self.next_number += 1;
@@ -65,7 +65,7 @@ impl<V> TtlCache<V> {
                 Some(entry) if entry.number == number => {
                     entry.expires <= now || self.entries.len() > self.capacity
                 }
-                // The entry was removed or has a later number.
+                // The entry has been removed, or replaced under a later number.
                 _ => {
                     self.order.pop_front();
                     continue;
@@ -109,7 +109,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the cache with a list of all inserted entries.
+        /// Compares the cache with a plain list of the entries it should have.
         #[test]
         fn get_returns_the_latest_unexpired_insert(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
             const CAPACITY: usize = 3;

@@ -4,11 +4,11 @@ use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Returns when `condition` returns `true`. Checks at once, and whenever `changed` notifies its waiters.
+/// Waits until `condition` returns `true`. Checks it at once, and whenever `changed` is notified.
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
-        // Registered before the check, so no change in between is missed.
+        // Registered before the check, so that no change can be missed in between.
         notified.as_mut().enable();
         if condition() {
             return;

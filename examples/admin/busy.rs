@@ -1,4 +1,4 @@
-//! Clients that call slow tools. Some disconnect.
+//! Clients that call slow tools. Some of these clients disconnect.
 
 use std::{error::Error, io, time::Duration};
 
@@ -16,11 +16,11 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     let _report = call(&client, json!(1), "report").await?;
     let _upload = call(&client, json!(2), "upload").await?;
     let second_client = Client::connect(addr).await?;
-    // Markup in place of an id and a name. Any client may send it.
+    // Markup instead of an id and a name. Any client can send this.
     let script = "<script>alert(1)</script>";
     let _markup = call(&second_client, json!("\"><b>7"), script).await?;
     loop {
-        // Disconnects and does not resume. The call waits 20 s for a resume.
+        // This client disconnects and does not resume. The call waits 20 s for it.
         call(&second_client, json!(8), "deploy").await?.hang_up();
         sleep(Duration::from_secs(60)).await;
     }
@@ -28,5 +28,9 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
 
 /// Calls a tool and waits until the server has accepted the call.
 async fn call(client: &Client, id: Value, tool: &str) -> io::Result<Connection> {
-    client.call(id, tool, json!({})).await?.accepted().await
+    client
+        .call(id, tool, json!({}))
+        .await?
+        .expect_accepted()
+        .await
 }

@@ -1,8 +1,8 @@
-//! A server with a page of its calls. The page has its own port, which only this machine can reach.
+//! A server with a page that shows its calls. The page has its own port, which only this machine can reach.
 //!
 //! ```sh
 //! cargo run --example admin              # then open http://127.0.0.1:8769/calls
-//! cargo run --example admin -- --busy    # with some clients, to have something to see
+//! cargo run --example admin -- --busy    # with some clients, so that there is something to see
 //! curl -s http://127.0.0.1:8769/calls.json
 //! curl -s http://127.0.0.1:8769/calls -d call=1 -H 'origin: http://127.0.0.1:8769' -o /dev/null
 //! ```
@@ -31,7 +31,7 @@ const MCP: &str = "127.0.0.1:8768";
 const ADMIN: &str = "127.0.0.1:8769";
 const LOG: &str = "warn,admin=info,mcp_cancel_on_disconnect=info";
 
-/// Works for ten minutes, whatever the name of the tool.
+/// Works for ten minutes, whatever the tool's name.
 #[derive(Clone)]
 struct Slow;
 
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mcp = StreamableHttpService::new(|| Ok(Slow), sessions, Default::default());
     let mcp = Router::new().nest_service("/mcp", mcp).layer(layer);
 
-    let (mcp_on, admin_on) = (
+    let (mcp_listener, admin_listener) = (
         TcpListener::bind(MCP).await?,
         TcpListener::bind(ADMIN).await?,
     );
@@ -62,8 +62,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     tokio::try_join!(
-        async { Ok(axum::serve(mcp_on, mcp).await?) },
-        async { Ok(axum::serve(admin_on, admin).await?) },
+        async { Ok(axum::serve(mcp_listener, mcp).await?) },
+        async { Ok(axum::serve(admin_listener, admin).await?) },
         clients,
     )?;
     Ok(())

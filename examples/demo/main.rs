@@ -1,14 +1,14 @@
-//! Prints what a disconnect does to a tool call, with bare rmcp and with this crate.
+//! Shows what a disconnect does to a tool call, with bare rmcp and with this crate.
 //!
 //! `cargo run --example demo` starts a real server on the loopback interface for every cell of the table. Clients call
-//! a tool that works for 5 s, and some disconnect in the middle. A cell shows what happened to the *tool*. The exit
-//! code is 0 only if every result was as expected.
+//! a tool that works for 5 s, and some of them disconnect mid-call. Each cell shows what happened to the *tool*. The
+//! exit code is 0 only if every result is as expected.
 //!
-//! | file | what to see there |
+//! | file | what it contains |
 //! |---|---|
 //! | `server.rs` | the three set-ups |
 //! | `tool.rs` | a tool that stops when it is cancelled |
-//! | `scenario.rs` | the calls of each scenario, and their expected outcomes |
+//! | `scenario.rs` | each scenario's calls, and their expected outcomes |
 //! | `../shared/disconnects.rs` | clients that disconnect, and the table |
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! A server and its clients: what they do, and the expected outcomes of their calls.
+//! A server and its clients: what they do, and how their calls are expected to end.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 // === impl Scenario ===
 
 impl Scenario {
-    /// Serves on a new port until the calls of all clients have ended.
+    /// Serves on a new port until all of the clients' calls have ended.
     pub(crate) async fn run(&self, setup: Setup) -> Result<Vec<Cell>> {
         let log = Log::default();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -145,7 +145,7 @@ impl Scenario {
             (ClientAction::ResumesLate, Setup::LayerAndSessionManager, _) => Expected::Answered,
             (ClientAction::ResumesLate, _, _) => Expected::Unanswered,
             (ClientAction::Disconnects, Setup::Bare, Mode::Session) => Expected::RunsOn,
-            // Without sessions, rmcp notices a disconnect itself.
+            // Without sessions, rmcp notices a disconnect by itself.
             (ClientAction::Disconnects, _, _) => cancelled,
         }
     }

@@ -1,4 +1,4 @@
-//! The three setups and their common configuration.
+//! The three setups, and the configuration that they share.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::{
 
 use crate::tool::{Log, Worker};
 
-/// What a server uses: bare rmcp, or parts of this crate with it.
+/// What a server uses: bare rmcp, or rmcp with parts of this crate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Setup {
     Bare,
@@ -22,10 +22,10 @@ pub(crate) enum Setup {
     LayerAndSessionManager,
 }
 
-/// The reconnect delay that the server sends. Chosen because the graces of the demo are short.
+/// The reconnect delay that the server sends. It is short because the demo's graces are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The mode of rmcp.
+/// rmcp's mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Session,
@@ -73,7 +73,7 @@ fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {
 impl Setup {
     pub(crate) const ALL: [Self; 3] = [Self::Bare, Self::Layer, Self::LayerAndSessionManager];
 
-    /// Returns the name that is printed.
+    /// Returns the name to print.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bare => "bare rmcp",

@@ -27,7 +27,7 @@ pub(crate) struct Worker {
     tool_router: ToolRouter<Self>,
 }
 
-/// The tool's progress for each of its callers. Written by the tool only.
+/// The tool's progress for each of its callers. Only the tool writes this.
 #[derive(Clone, Default)]
 pub(crate) struct Log(watch::Sender<BTreeMap<usize, Work>>);
 
@@ -49,7 +49,7 @@ struct Job {
     caller: usize,
 }
 
-/// The tool's answer when it has finished.
+/// Returns what the tool answers once it has finished.
 pub(crate) fn answer(caller: usize) -> String {
     format!("finished for caller {caller}")
 }
@@ -104,15 +104,15 @@ impl Log {
 // === impl CallLog ===
 
 impl ToolLog for CallLog<'_> {
-    async fn busy(&self) -> Result<()> {
-        let in_the_middle = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
+    async fn wait_until_busy(&self) -> Result<()> {
+        let is_busy = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
         let mut log = self.log.0.subscribe();
-        log.wait_for(|log| log.values().filter(in_the_middle).count() == self.callers)
+        log.wait_for(|log| log.values().filter(is_busy).count() == self.callers)
             .await?;
         Ok(())
     }
 
-    async fn end(&self) -> Result<End> {
+    async fn wait_for_end(&self) -> Result<End> {
         let mut log = self.log.0.subscribe();
         loop {
             if let Some(Work::Ended(end)) = log.borrow_and_update().get(&self.caller) {

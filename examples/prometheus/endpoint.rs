@@ -6,10 +6,10 @@ use axum::{Router, http::header, routing::get};
 use mcp_cancel_on_disconnect::observe::Metrics;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// Interval at which samples are drained from their buffers without a scrape: 5 s.
+/// How often samples are drained from their buffers, even without a scrape.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Installs the recorder of this process. Must be called before metrics are described.
+/// Installs this process's recorder. Must be called before any metrics are described.
 pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
     let seconds = Matcher::Suffix("_seconds".to_owned());
     PrometheusBuilder::new()
@@ -23,8 +23,8 @@ pub(crate) fn router(prometheus: PrometheusHandle) -> Router {
     Router::new().route("/metrics", get(async move || (text, prometheus.render())))
 }
 
-/// Drains the recorder's buffers periodically. Never ends.
-pub(crate) async fn keep_up(prometheus: PrometheusHandle) {
+/// Drains the recorder's buffers periodically. Never returns.
+pub(crate) async fn run_upkeep(prometheus: PrometheusHandle) {
     let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
     loop {
         ticks.tick().await;

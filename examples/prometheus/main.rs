@@ -1,4 +1,4 @@
-//! A server with metrics for Prometheus, and for the Grafana dashboard beside this file.
+//! A server with metrics for Prometheus, and for the Grafana dashboard next to this file.
 //!
 //! ```sh
 //! cargo run --features metrics --example prometheus
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Configure Prometheus to scrape that URL, and import `grafana.json` into Grafana. The tool `work` sleeps for the
-//! given number of seconds. `examples/README.md` has curl commands that call a tool and disconnect.
+//! given number of seconds. `examples/README.md` lists curl commands that call a tool and disconnect.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("serving http://{ADDRESS}/mcp and http://{ADDRESS}/metrics");
     tokio::select! {
         served = axum::serve(listener, app) => served?,
-        () = endpoint::keep_up(prometheus) => {}
+        () = endpoint::run_upkeep(prometheus) => {}
     }
     Ok(())
 }

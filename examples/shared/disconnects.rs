@@ -1,4 +1,4 @@
-//! Calls whose clients disconnect, and the outcomes of these calls as a table.
+//! Calls whose clients disconnect, and a table of their outcomes.
 
 use std::{
     fmt,
@@ -15,42 +15,42 @@ use tokio::{
 
 use super::raw::{Client, Connection};
 
-/// The JSON-RPC id of every call. Only the session distinguishes them.
+/// The JSON-RPC id of every call. Only their sessions distinguish them.
 pub(crate) const CALL_ID: u32 = 7;
 
-/// Maximum delay of a cancel: 1 s. Chosen because the machine may be busy.
+/// How late a cancel may be, because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long a client waits before it resumes, after its disconnect or after the tool's end.
+/// How long a client waits to resume, after its disconnect or after the tool has ended.
 const RESUME_DELAY: Duration = Duration::from_secs(1);
 
-/// Maximum duration of what a client does: 12 s.
+/// How long a client may take for everything that it does.
 const LIMIT: Duration = Duration::from_secs(12);
 
-/// Time between the starts of two runs: 75 ms. Chosen so that no two clients disconnect at the same time.
+/// Time between the starts of two runs, so that no two clients disconnect at the same time.
 const STAGGER: Duration = Duration::from_millis(75);
 
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a client does in the middle of its call.
+/// What a client does mid-call.
 #[derive(Clone, Copy)]
 pub(crate) enum ClientAction {
     Disconnects,
     StaysConnected,
-    /// Disconnects, and resumes while the tool is working.
+    /// Disconnects, and resumes while the tool is still working.
     Resumes,
-    /// Disconnects, and resumes when the tool has finished.
+    /// Disconnects, and resumes once the tool has finished.
     ResumesLate,
 }
 
-/// What a tool recorded about one call. A disconnected client cannot observe it.
+/// What a tool has recorded about one call. A disconnected client cannot see this.
 pub(crate) trait ToolLog {
-    /// Waits until the tool is in the middle of its work, for every client of the server.
-    async fn busy(&self) -> Result<()>;
+    /// Waits until the tool is in the middle of its work for every client of the server.
+    async fn wait_until_busy(&self) -> Result<()>;
 
-    /// Waits until the tool has ended.
-    async fn end(&self) -> Result<End>;
+    /// Waits until the tool has ended, and returns how it did.
+    async fn wait_for_end(&self) -> Result<End>;
 }
 
 /// How and when a tool ended.
@@ -60,7 +60,7 @@ pub(crate) enum End {
     Finished { at: Instant },
 }
 
-/// The outcome of one client's call: a cell of the table.
+/// The outcome of one client's call, which is one cell of the table.
 pub(crate) struct Cell {
     pub(crate) row: &'static str,
     pub(crate) column: &'static str,
@@ -86,7 +86,7 @@ pub(crate) enum Outcome {
     Answered,
     /// The tool ran to completion, but the client did not get the answer.
     Unanswered,
-    /// The tool was cancelled, although the client stayed or resumed in time.
+    /// The tool was cancelled even though the client stayed connected or resumed in time.
     CancelledWrongly,
     /// The scenario failed.
     Failed(String),
@@ -100,9 +100,9 @@ pub(crate) async fn outcome(
     action: ClientAction,
     tool: &impl ToolLog,
 ) -> Outcome {
-    let late = || Err(format!("did not end within {LIMIT:?}").into());
+    let timed_out = || Err(format!("did not end within {LIMIT:?}").into());
     let run = async { run(client?, arguments, answer, action, tool).await };
-    let finished = timeout(LIMIT, run).await.unwrap_or_else(|_| late());
+    let finished = timeout(LIMIT, run).await.unwrap_or_else(|_| timed_out());
     finished.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
 }
 
@@ -115,14 +115,14 @@ async fn run(
 ) -> Result<Outcome> {
     let call = client.call(CALL_ID, "work", arguments).await?;
     if let ClientAction::StaysConnected = action {
-        return answered(Some(call), answer, tool).await;
+        return read_answer(Some(call), answer, tool).await;
     }
-    tool.busy().await?;
+    tool.wait_until_busy().await?;
     let disconnected = Instant::now();
     let received = call.hang_up();
     match action {
         ClientAction::StaysConnected | ClientAction::Disconnects => {
-            return Ok(match tool.end().await? {
+            return Ok(match tool.wait_for_end().await? {
                 End::Cancelled { at } if at < disconnected => Outcome::CancelledWrongly,
                 End::Cancelled { at } => Outcome::Cancelled(at - disconnected),
                 End::Finished { at } => Outcome::RanOn(at - disconnected),
@@ -130,11 +130,11 @@ async fn run(
         }
         ClientAction::Resumes => {}
         ClientAction::ResumesLate => {
-            tool.end().await?;
+            tool.wait_for_end().await?;
         }
     }
     sleep(RESUME_DELAY).await;
-    // A client that has received no event id has nothing to resume with.
+    // A client that has not received an event id cannot resume.
     let mut ids = received
         .lines()
         .filter_map(|line| line.strip_prefix("id: "));
@@ -142,32 +142,32 @@ async fn run(
         Some(last) => Some(client.resume(last).await?),
         None => None,
     };
-    answered(resumed, answer, tool).await
+    read_answer(resumed, answer, tool).await
 }
 
-/// Reads a response to its end, and checks whether it contains the tool's answer.
-async fn answered(
+/// Reads a response in full, and checks whether it contains the tool's answer.
+async fn read_answer(
     response: Option<Connection>,
     answer: &str,
     tool: &impl ToolLog,
 ) -> Result<Outcome> {
     let response = match response {
-        Some(response) => response.accepted().await?.response().await?,
+        Some(response) => response.expect_accepted().await?.read_to_end().await?,
         None => String::new(),
     };
-    Ok(match tool.end().await? {
+    Ok(match tool.wait_for_end().await? {
         End::Cancelled { .. } => Outcome::CancelledWrongly,
         End::Finished { .. } if response.contains(answer) => Outcome::Answered,
         End::Finished { .. } => Outcome::Unanswered,
     })
 }
 
-/// Runs everything concurrently, and prints each cell once it is known.
+/// Runs everything concurrently, and prints each cell as soon as it is known.
 pub(crate) async fn run_all<F>(runs: impl IntoIterator<Item = F>) -> Result<Vec<Cell>>
 where
     F: Future<Output = Result<Vec<Cell>>> + Send + 'static,
 {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut running = JoinSet::new();
     let mut delay = Duration::ZERO;
     for run in runs {
@@ -180,7 +180,7 @@ where
     let mut cells = Vec::new();
     while let Some(finished) = running.join_next().await {
         for cell in finished?? {
-            let seconds = begun.elapsed().as_secs_f32();
+            let seconds = started.elapsed().as_secs_f32();
             print(format_args!("{seconds:4.1} s  {cell}"));
             cells.push(cell);
         }
@@ -188,7 +188,7 @@ where
     Ok(cells)
 }
 
-/// Prints a table of all cells, and every unexpected one. Returns success if there is none.
+/// Prints a table of all cells, followed by any unexpected ones. Returns success if there are none.
 pub(crate) fn report<const COLUMNS: usize>(
     rows: impl Iterator<Item = &'static str>,
     columns: [&'static str; COLUMNS],
@@ -227,9 +227,9 @@ fn print_row<const COLUMNS: usize>(row: &str, cells: [impl fmt::Display; COLUMNS
     print(format_args!("{row:40}{}", cells.trim_end()));
 }
 
-/// Prints a line. Unlike `println!`, does not panic if standard output is closed.
+/// Prints a line. Unlike `println!`, this does not panic if standard output is closed.
 pub(crate) fn print(line: fmt::Arguments<'_>) {
-    let _written = writeln!(io::stdout(), "{line}");
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 // === impl Cell ===
@@ -261,7 +261,7 @@ impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cancelled(due) => {
-                write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
+                write!(f, "cancelled after {due:?}, at most {TOLERANCE:?} late")
             }
             Self::RunsOn => f.write_str("runs on"),
             Self::Answered => f.write_str("gets its answer"),
@@ -283,7 +283,7 @@ impl fmt::Display for Outcome {
             Self::Answered => f.write_str("got its answer"),
             Self::Unanswered => f.write_str("got no answer"),
             Self::CancelledWrongly => f.write_str("cancelled wrongly"),
-            Self::Failed(why) => write!(f, "failed: {why}"),
+            Self::Failed(reason) => write!(f, "failed: {reason}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a raw socket: a client that can disconnect at any time.
+//! HTTP/1.1 on a raw socket, for clients that can disconnect at any time.
 //!
 //! [`Client`] uses MCP with sessions, [`call`] MCP without sessions, and [`request`] plain HTTP.
 
@@ -16,7 +16,7 @@ pub(crate) use self::session::Client;
 
 mod session;
 
-/// A request that was sent, and the received part of its response.
+/// A request that has been sent, and the part of its response that has been received.
 pub(crate) struct Connection {
     stream: TcpStream,
     received: String,
@@ -44,7 +44,9 @@ pub(crate) async fn request(
     })
 }
 
-/// Calls a tool as a client of revision 2026-07-28, which has no sessions. A disconnect cancels the call.
+/// Calls a tool as a client of revision 2026-07-28.
+///
+/// That revision has no sessions, so a disconnect cancels the call.
 pub(crate) async fn call(addr: SocketAddr, tool: &str, arguments: Value) -> io::Result<Connection> {
     let message = json!({
         "jsonrpc": "2.0",
@@ -73,7 +75,7 @@ pub(crate) async fn call(addr: SocketAddr, tool: &str, arguments: Value) -> io::
 
 impl Connection {
     /// Reads until `text` has been received, and returns everything received so far.
-    pub(crate) async fn until(&mut self, text: &str) -> io::Result<&str> {
+    pub(crate) async fn read_until(&mut self, text: &str) -> io::Result<&str> {
         while !self.received.contains(text) {
             if self.read().await? == 0 {
                 let received = &self.received;
@@ -84,26 +86,26 @@ impl Connection {
         Ok(&self.received)
     }
 
-    /// Reads the head of the response. Returns an error unless the server has accepted the request.
-    pub(crate) async fn accepted(mut self) -> io::Result<Self> {
-        let status = self.until("\r\n").await?.lines().next();
+    /// Reads the response head. Returns an error unless the server has accepted the request.
+    pub(crate) async fn expect_accepted(mut self) -> io::Result<Self> {
+        let status = self.read_until("\r\n").await?.lines().next();
         let status = status.unwrap_or_default();
         if !status.starts_with("HTTP/1.1 2") {
             return Err(io::Error::other(format!("the server answered {status:?}")));
         }
-        self.until("\r\n\r\n").await?;
+        self.read_until("\r\n\r\n").await?;
         Ok(self)
     }
 
-    /// Reads the response to its end, and returns all of it.
-    pub(crate) async fn response(mut self) -> io::Result<String> {
+    /// Reads the rest of the response, and returns all of it.
+    pub(crate) async fn read_to_end(mut self) -> io::Result<String> {
         while self.read().await? > 0 {}
         Ok(self.received)
     }
 
-    /// Closes the connection, and returns everything received.
+    /// Closes the connection, and returns everything that has been received.
     ///
-    /// Reads what has arrived first, because closing with unread bytes resets the connection.
+    /// Whatever has arrived is read first, because closing a socket with unread bytes resets the connection.
     pub(crate) fn hang_up(mut self) -> String {
         let mut bytes = [0; 4096];
         while let Ok(read @ 1..) = self.stream.try_read(&mut bytes) {

@@ -1,4 +1,4 @@
-//! An MCP client of revision 2025-11-25 on raw sockets. Each request has its own connection.
+//! An MCP client of revision 2025-11-25 on raw sockets. Each request gets a new connection.
 
 use std::{io, net::SocketAddr};
 
@@ -15,7 +15,7 @@ pub(crate) struct Client {
 // === impl Client ===
 
 impl Client {
-    /// Creates a client of a server without sessions.
+    /// Creates a client for a server without sessions.
     pub(crate) fn without_session(addr: SocketAddr) -> Self {
         Self {
             addr,
@@ -33,18 +33,17 @@ impl Client {
         });
         let initialize =
             json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
-        let response = client.post(&initialize).await?.accepted().await?;
-        let response = response.response().await?;
+        let response = client.post(&initialize).await?.expect_accepted().await?;
+        let response = response.read_to_end().await?;
         let mut fields = response.lines().filter_map(|line| line.split_once(": "));
         let session = fields.find(|(name, _)| name.eq_ignore_ascii_case("mcp-session-id"));
         let (_, session) = session.ok_or_else(|| io::Error::other("no session was opened"))?;
         client.session = Some(session.to_owned());
         let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-        client.post(&initialized).await?.response().await?;
+        client.post(&initialized).await?.read_to_end().await?;
         Ok(client)
     }
 
-    /// Calls a tool.
     pub(crate) async fn call(
         &self,
         id: impl Into<Value>,
@@ -57,7 +56,7 @@ impl Client {
             .await
     }
 
-    /// Opens the standalone stream of the session.
+    /// Opens the session's standalone stream.
     pub(crate) async fn listen(&self) -> io::Result<Connection> {
         self.request("GET", &[], "").await
     }
@@ -76,14 +75,14 @@ impl Client {
     async fn request(
         &self,
         method: &str,
-        more: &[(&str, &str)],
+        extra_headers: &[(&str, &str)],
         body: &str,
     ) -> io::Result<Connection> {
         let mut headers = vec![
             ("accept", "application/json, text/event-stream"),
             ("mcp-protocol-version", "2025-11-25"),
         ];
-        headers.extend_from_slice(more);
+        headers.extend_from_slice(extra_headers);
         if let Some(session) = &self.session {
             headers.push(("mcp-session-id", session));
         }

@@ -1,10 +1,10 @@
-//! The verdict of an example that checks itself.
+//! The verdict for an example that checks itself.
 
 use std::{fmt::Display, process::ExitCode, time::Duration};
 
 use tokio::time::timeout;
 
-/// Returns success if everything has happened within `limit`. Otherwise prints why not.
+/// Returns success if everything has happened within `limit`. Otherwise prints what is wrong.
 pub(crate) async fn verdict<E: Display>(
     limit: Duration,
     play: impl Future<Output = Result<(), E>>,

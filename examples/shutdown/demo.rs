@@ -1,4 +1,4 @@
-//! Clients that observe the shutdown of the server.
+//! Clients that watch the server shut down.
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -16,15 +16,15 @@ use super::{CALLS_TIMEOUT, CONNECTIONS_TIMEOUT, app, serve_until};
 #[path = "../shared/raw.rs"]
 mod raw;
 
-/// Margin for the cancels of the last calls, and for a busy machine.
+/// Margin for cancelling the last calls, and for a busy machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Durations of the clients' calls in seconds. Half of the calls end in time.
+/// How many seconds each client's call takes. Half of the calls end in time.
 const WORK: [u64; 4] = [1, 1, 600, 600];
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// The result of the demo.
+/// The demo's result.
 struct DemoResult {
     report: DrainReport,
     took: Duration,
@@ -53,21 +53,21 @@ pub(super) async fn run() -> Result<ExitCode> {
         let mut calls = Vec::new();
         for seconds in WORK {
             let client = Client::connect(addr).await?;
-            streams.push(client.listen().await?.accepted().await?);
+            streams.push(client.listen().await?.expect_accepted().await?);
             let arguments = json!({ "seconds": seconds });
             let call = client.call(7, "work", arguments).await?;
-            calls.push(call.accepted().await?);
+            calls.push(call.expect_accepted().await?);
         }
         println!("{0} calls and {0} standalone streams are open", WORK.len());
         let started = Instant::now();
         shut_down.send(()).ok();
         let mut answers = Vec::new();
         for call in calls {
-            answers.push(Answer::read(&call.response().await?));
+            answers.push(Answer::read(&call.read_to_end().await?));
         }
         let mut closed_streams = 0;
         for stream in streams {
-            stream.response().await?;
+            stream.read_to_end().await?;
             closed_streams += 1;
         }
         Ok::<_, Box<dyn Error>>((started, answers, closed_streams))
@@ -88,7 +88,7 @@ pub(super) async fn run() -> Result<ExitCode> {
 // === impl DemoResult ===
 
 impl DemoResult {
-    /// Prints the result. Returns success if it is as expected.
+    /// Prints the result, and returns success if it is as expected.
     fn judge(&self, limit: Duration) -> ExitCode {
         let Self {
             report,

@@ -1,11 +1,11 @@
 //! A server that shuts down in bounded time, whatever its clients do.
 //!
 //! ```sh
-//! cargo run --example shutdown              # serves until Ctrl-C, or until SIGTERM
-//! cargo run --example shutdown -- --demo    # starts its own clients; exit code 0 if every result was as expected
+//! cargo run --example shutdown              # serves until Ctrl-C or SIGTERM
+//! cargo run --example shutdown -- --demo    # starts its own clients; exit code 0 if every result is as expected
 //! ```
 //!
-//! While it serves, this command makes a call that takes ten minutes. Then press Ctrl-C in either terminal:
+//! While the server is running, this command makes a call that takes ten minutes. Then press Ctrl-C in either terminal:
 //!
 //! ```sh
 //! curl -sN http://127.0.0.1:8767/mcp -H 'mcp-protocol-version: 2026-07-28' -H 'mcp-method: tools/call' \
@@ -14,8 +14,8 @@
 //!        "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 //! ```
 //!
-//! The shutdown has three phases: calls may complete, then the rest are cancelled, then connections may close. To use
-//! it, copy [`serve_until`].
+//! The shutdown has three phases: calls may complete, then the rest are cancelled, and finally connections may close.
+//! To use it, copy [`serve_until`].
 
 use std::{
     error::Error,
@@ -49,11 +49,12 @@ use tracing_subscriber::EnvFilter;
 
 mod demo;
 
-/// Maximum time for calls to complete after the signal.
+/// How long calls may take to complete after the signal.
 const CALLS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum time for connections to close after the last call. Some never close: the request is incomplete, or the
-/// client does not read the rest of an answer.
+/// How long connections may take to close after the last call.
+///
+/// Some never close, because their request is incomplete or their client does not read the rest of an answer.
 const CONNECTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The log filter if `RUST_LOG` is not set.
@@ -90,7 +91,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     let listener = TcpListener::bind(address).await?;
     println!("listening on http://{}/mcp", listener.local_addr()?);
     let (app, calls) = app();
-    let report = serve_until(signalled(), listener, app, calls).await?;
+    let report = serve_until(shutdown_signal(), listener, app, calls).await?;
     println!(
         "{} calls ended, {} were cancelled",
         report.ended, report.cancelled
@@ -107,7 +108,7 @@ fn app() -> (Router, Calls) {
     (app, calls)
 }
 
-/// Serves until `shutdown` completes, then shuts down within a limited time.
+/// Serves until `shutdown` completes, then shuts down in bounded time.
 async fn serve_until(
     shutdown: impl Future<Output = ()> + Send + 'static,
     listener: TcpListener,
@@ -120,22 +121,25 @@ async fn serve_until(
         start.send(()).ok();
     };
     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
-    #[allow(clippy::disallowed_methods, reason = "it serves during the drain")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it keeps serving during the drain"
+    )]
     let server = tokio::spawn(server.into_future());
 
-    // Fails if the server has already ended. If so, there is nothing to wait for.
+    // Fails if the server has already ended, in which case there is nothing to wait for.
     started.await.ok();
     info!("shutting down");
     let report = calls.drain(CALLS_TIMEOUT).await;
     match timeout(CONNECTIONS_TIMEOUT, server).await {
         Ok(served) => served??,
-        Err(_) => warn!("some connections did not close; they end with the process"),
+        Err(_) => warn!("some connections have not closed; they will end with the process"),
     }
     Ok(report)
 }
 
-/// Completes at Ctrl-C, or at the signal that init systems and containers send.
-async fn signalled() {
+/// Completes on Ctrl-C, or on the signal that init systems and containers send.
+async fn shutdown_signal() {
     let interrupt = async {
         if signal::ctrl_c().await.is_err() {
             pending::<()>().await;

@@ -25,7 +25,7 @@ use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, Event, Outcome, RequestId,
     body::TeeBody,
-    fuzzing::{self, Read},
+    fuzzing::{self, ParsedMessage},
     observe::ParseFailure,
 };
 use tower_layer::Layer as _;
@@ -69,7 +69,7 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// Compares the crate's result with that of `serde_json`.
-fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
+fn judge(body: &[u8], read: &Result<ParsedMessage, ParseFailure>) {
     assert_eq!(
         is_array(body),
         *read == Err(ParseFailure::Batch),
@@ -104,7 +104,7 @@ fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
 }
 
 /// Passes the body through the layer.
-fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
+fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<ParsedMessage, ParseFailure>) {
     let reported = Arc::new(Mutex::new(Reported::default()));
     let log = reported.clone();
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -158,9 +158,9 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
 }
 
 /// Returns the call of a request without a session, or `None` if the request is not a call.
-fn call(read: Read) -> Option<Call> {
+fn call(read: ParsedMessage) -> Option<Call> {
     match read {
-        Read::Request {
+        ParsedMessage::Request {
             id,
             method,
             tool,

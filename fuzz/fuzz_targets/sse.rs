@@ -22,7 +22,7 @@ use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, RequestId,
     body::TeeBody,
-    fuzzing::{self, Seen},
+    fuzzing::{self, ParsedEvent},
 };
 use tokio::time::sleep;
 use tower_layer::Layer as _;
@@ -125,7 +125,7 @@ fn read(frames: &[Bytes]) {
 fn compare<'a>(
     read_by_parser: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
     failed: bool,
-    seen: Vec<Seen>,
+    seen: Vec<ParsedEvent>,
 ) {
     // Events with a `retry` alone are skipped: the parsers accept `+1` as a `retry`, the layer does not.
     let mut seen = seen

@@ -1,6 +1,6 @@
 //! The expected reading of a body, from `serde_json`, JSON-RPC 2.0 and MCP. It shares no code with the crate.
 
-use mcp_cancel_on_disconnect::{RequestId, fuzzing::Read};
+use mcp_cancel_on_disconnect::{RequestId, fuzzing::ParsedMessage};
 
 use crate::json::{Json, Twice};
 
@@ -46,7 +46,7 @@ pub fn is_array(body: &[u8]) -> bool {
 }
 
 /// Returns the message of a request body.
-pub fn message(body: &Json) -> Verdict<Read> {
+pub fn message(body: &Json) -> Verdict<ParsedMessage> {
     verdict(body, read)
 }
 
@@ -65,7 +65,7 @@ fn verdict<T>(body: &Json, read: impl Fn(&Json, &mut bool) -> Option<T>) -> Verd
 }
 
 /// Returns `None` if the message is doubtful. Sets `by_float` if an id was a float.
-fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
+fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
@@ -94,7 +94,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
             }
             let method = method.text()?;
             let name = name.filter(|_| method == "tools/call");
-            Some(Read::Request {
+            Some(ParsedMessage::Request {
                 id: request_id(id, by_float)?,
                 method: method.into(),
                 tool: name.and_then(Json::text).map(Into::into),
@@ -105,12 +105,12 @@ fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
         (Some(method), None, None, None) => {
             let method = method.text()?;
             let cancels = cancels.filter(|_| method == "notifications/cancelled");
-            Some(Read::Notification {
+            Some(ParsedMessage::Notification {
                 method: method.into(),
                 cancels: cancels.and_then(|id| request_id(id, by_float)),
             })
         }
-        (None, _, Some(_), None) | (None, _, None, Some(_)) => Some(Read::Response),
+        (None, _, Some(_), None) | (None, _, None, Some(_)) => Some(ParsedMessage::Response),
         _ => None,
     }
 }

@@ -1,4 +1,6 @@
-//! A bridge from HTTP to a process. Like other bridges, it forwards messages and ignores a disconnect.
+//! A bridge from HTTP to a process.
+//!
+//! Like other bridges, it forwards messages and ignores disconnects.
 
 use std::{
     collections::HashMap,
@@ -31,7 +33,7 @@ use tokio::{
 };
 use tower_service::Service;
 
-/// A bridge with a process for each session. Clones share the sessions.
+/// A bridge with one process per session. Clones share the sessions.
 #[derive(Clone)]
 pub(super) struct Bridge(Arc<Inner>);
 
@@ -46,7 +48,7 @@ struct Inner {
 
 struct Session {
     stdin: mpsc::UnboundedSender<Bytes>,
-    /// The pending calls, by their ids.
+    /// The pending calls, by id.
     calls: Mutex<HashMap<String, oneshot::Sender<Bytes>>>,
 }
 
@@ -63,8 +65,10 @@ impl Bridge {
         }))
     }
 
-    /// Answers a POST. A request without a session id starts a session. The error is the status of the response.
-    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
+    /// Answers a POST, starting a session if the request has no session id.
+    ///
+    /// The error is the response's status.
+    async fn respond(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
             // The bridge does not keep events.
             return Err(StatusCode::METHOD_NOT_ALLOWED);
@@ -118,7 +122,7 @@ impl Bridge {
         Ok(response)
     }
 
-    /// Starts a process and returns its session and the id of that session.
+    /// Starts a process, and returns its session and that session's id.
     fn begin_session(&self) -> Result<(Arc<Session>, String), StatusCode> {
         let mut process = Command::new(&self.0.program)
             .args(&self.0.arguments)
@@ -169,7 +173,7 @@ async fn route_answers(session: Arc<Session>, stdout: ChildStdout) {
         let call = id.and_then(|id| lock(&session.calls).remove(id));
         if let Some(call) = call {
             // Fails if the client has disconnected.
-            let _sent = call.send(line.into());
+            let _ = call.send(line.into());
         }
     }
 }
@@ -184,9 +188,9 @@ impl Service<Request<Body>> for Bridge {
     }
 
     fn call(&mut self, request: Request<Body>) -> ResponseFuture {
-        let answer = self.clone().answer(request);
+        let response = self.clone().respond(request);
         Box::pin(async {
-            Ok(answer.await.unwrap_or_else(|status| {
+            Ok(response.await.unwrap_or_else(|status| {
                 let mut response = Response::new(Body::empty());
                 *response.status_mut() = status;
                 response

@@ -1,11 +1,11 @@
-//! A demonstration of what a disconnect does, behind a bare bridge and behind the proxy.
+//! Demonstrates what a disconnect does, behind a bare bridge and behind the proxy.
 //!
 //! `mcp-cancel-proxy --demo` needs no other program. It runs each scenario once behind the bridge and once behind the proxy, with
-//! a [scripted server](server) on stdin and stdout. Clients call a tool that runs for 4 s, and some disconnect during the call.
-//! Each cell of the printed table shows what happened to the *tool*, as the server recorded it, or to the answer.
-//! The exit code is 0 only if all outcomes are as expected.
+//! a [scripted server](server) on stdin and stdout. Clients call a tool that runs for 4 s, and some of them disconnect mid-call.
+//! Each cell in the printed table shows what happened to the *tool*, as the server recorded it, or to the answer. The exit code
+//! is 0 only if all outcomes are as expected.
 //!
-//! `shared` is a link to the folder with the clients and the table of the library's demo.
+//! `shared` is a link to the folder with the clients and the table from the library's demo.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -22,10 +22,10 @@ mod raw;
 mod scenario;
 mod server;
 
-/// The option that requests the demo.
+/// The option that runs the demo.
 const OPTION: &str = "--demo";
 
-/// Runs the demo or its server if the first argument requests one of them. Returns `None` otherwise.
+/// Runs the demo or its server if the first argument requests one of them.
 pub(crate) async fn run_if_requested(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Option<ExitCode> {
@@ -37,7 +37,7 @@ pub(crate) async fn run_if_requested(
     }
 }
 
-/// Runs all scenarios and prints their outcomes. Prints only the error if a scenario cannot be run.
+/// Runs all scenarios and prints their outcomes, or only the error if one cannot be run.
 async fn run() -> ExitCode {
     print(format_args!(
         "A tool runs for {WORK:?}. Clients that disconnect do so after 0.3 s. Times are measured from the disconnect."

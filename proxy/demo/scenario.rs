@@ -28,19 +28,19 @@ use super::{
 /// How long the tool works.
 pub(super) const WORK: Duration = Duration::from_secs(4);
 
-/// How long a client is connected before it disconnects.
+/// How long a client stays connected before it disconnects.
 const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 
-/// The reconnect delay that the proxy sends. Chosen because the graces here are short.
+/// The reconnect delay that the proxy sends, which has to fit the demo's short graces.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Maximum duration of the shutdown: 12 s.
+/// How long the shutdown may take.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Interval of the checks of a server's log.
+/// How often a server's log is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A server, and the clients that call its tool at the same time. Each client has a row in the table.
+/// A server and clients that call its tool at the same time, each with a row in the table.
 pub(super) struct Scenario {
     grace: Grace,
     pub(super) clients: &'static [(&'static str, ClientAction)],
@@ -94,10 +94,10 @@ pub(super) enum Setup {
     Proxy,
 }
 
-/// The log that a server writes. Dropping it removes the file.
+/// The log that a server writes. Dropping this removes the file.
 struct LogFile(PathBuf);
 
-/// The part of the log that concerns one call.
+/// The part of the log that is about a single call.
 struct CallLog<'a> {
     file: &'a LogFile,
     label: &'a str,
@@ -191,7 +191,7 @@ impl Scenario {
 impl Setup {
     pub(super) const ALL: [Self; 2] = [Self::Bridge, Self::Proxy];
 
-    /// Returns the name that is printed.
+    /// Returns the name to print.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Bridge => "bare bridge",
@@ -213,17 +213,17 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // A file that is left behind is in the directory for temporary files.
-        let _removed = fs::remove_file(&self.0);
+        // If this fails, the file stays in the directory for temporary files.
+        let _ = fs::remove_file(&self.0);
     }
 }
 
 // === impl CallLog ===
 
 impl CallLog<'_> {
-    /// Returns when the event `what` was logged for this call: the end of the logged millisecond.
+    /// Returns when the event `what` was logged for this call, or `None` if it has not been yet.
     ///
-    /// Returns `None` if the event has not been logged yet.
+    /// The time is the end of the logged millisecond.
     fn find(&self, what: &str) -> Option<Instant> {
         let text = fs::read_to_string(&self.file.0).unwrap_or_default();
         let logged_at = text.lines().find_map(|line| {
@@ -238,7 +238,7 @@ impl CallLog<'_> {
 }
 
 impl ToolLog for CallLog<'_> {
-    async fn busy(&self) -> Result<()> {
+    async fn wait_until_busy(&self) -> Result<()> {
         while self.find("started").is_none() {
             sleep(POLL_INTERVAL).await;
         }
@@ -246,7 +246,7 @@ impl ToolLog for CallLog<'_> {
         Ok(())
     }
 
-    async fn end(&self) -> Result<End> {
+    async fn wait_for_end(&self) -> Result<End> {
         loop {
             if let Some(at) = self.find("cancelled") {
                 return Ok(End::Cancelled { at });

@@ -1,8 +1,8 @@
 //! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments set its behaviour from the
-//! start, and the tool that a call names sets what it does for that call. It logs what the tools do, because a disconnected client
-//! cannot observe that.
+//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments determine how it behaves from
+//! the start, and the tool that a call names determines what it does for that call. It logs what its tools do, because a
+//! disconnected client cannot see that.
 
 use std::{
     collections::HashMap,
@@ -24,26 +24,26 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Writes a line to standard error, and ignores errors.
+/// Writes a line to standard error, ignoring errors.
 macro_rules! print_error {
     ($($text:tt)*) => {{
-        let _written = writeln!(std::io::stderr(), $($text)*);
+        let _ = writeln!(std::io::stderr(), $($text)*);
     }};
 }
 
 /// The hidden sub-command that runs the server.
 pub(super) const COMMAND: &str = "scripted-server";
 
-/// The argument of a process that only waits.
+/// The argument for a process that only waits.
 const HOLD: &str = "--hold";
 
-/// Interval at which a tool reports progress: 100 ms.
+/// How often a tool reports progress.
 const STEP: Duration = Duration::from_millis(100);
 
-/// The behaviour of the server from its start.
+/// How the server behaves from its start.
 #[derive(Debug, Default)]
 struct Behaviour {
-    /// `--notes FILE`: the file to which it logs what its tools do.
+    /// `--notes FILE`: the file in which it logs what its tools do.
     tool_log: Option<PathBuf>,
     /// `--chatter`: it prints lines that are not messages before it reads.
     chatters: bool,
@@ -55,13 +55,13 @@ struct Behaviour {
     is_stubborn: bool,
 }
 
-/// The state that its threads share.
+/// The state shared by the server's threads.
 struct Server {
     behaviour: Behaviour,
     stdout: Mutex<io::Stdout>,
-    /// The calls that may be cancelled, by the text of their id.
+    /// The calls that can be cancelled, by the text of their ids.
     calls: Mutex<HashMap<String, mpsc::Sender<()>>>,
-    /// Its pending requests to the client, by the text of their id.
+    /// The server's pending requests to the client, by the text of their ids.
     questions: Mutex<HashMap<String, mpsc::Sender<String>>>,
 }
 
@@ -93,7 +93,7 @@ struct Meta {
     token: Option<Value>,
 }
 
-/// The arguments of all tools. A tool ignores those that it does not need.
+/// The arguments for all tools. Each tool ignores those that it does not need.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments {
@@ -106,19 +106,19 @@ struct Arguments {
     text: String,
 }
 
-/// One call of a tool.
+/// One call to a tool.
 struct Call {
     id: String,
     token: Option<Value>,
     arguments: Arguments,
-    /// The JSON text of the arguments.
+    /// The arguments as JSON text.
     raw: String,
     cancelled: mpsc::Receiver<()>,
 }
 
-/// Runs the server until the end of its stdin. Must be called in a Tokio runtime.
+/// Runs the server until its stdin ends. Must be called in a Tokio runtime.
 ///
-/// Returns earlier for an unknown argument and with `--crash`. Never returns with `--deaf`, `--stubborn` or `--hold`.
+/// Returns early for an unknown argument and with `--crash`. Never returns with `--deaf`, `--stubborn` or `--hold`.
 pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut behaviour = Behaviour::default();
     let mut arguments = arguments.into_iter();
@@ -136,7 +136,7 @@ pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         }
     }
-    // A handled signal does not end the process.
+    // A signal that is handled does not end the process.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
@@ -202,8 +202,8 @@ impl Server {
             (None, Some(id)) => {
                 let question = lock(&self.questions).remove(&id);
                 if let Some(asker) = question {
-                    // Fails if the tool no longer waits.
-                    let _sent = asker.send(String::from_utf8_lossy(line).into_owned());
+                    // Fails if the tool is no longer waiting.
+                    let _ = asker.send(String::from_utf8_lossy(line).into_owned());
                 }
                 Ok(())
             }
@@ -232,7 +232,7 @@ impl Server {
                 let call = lock(&self.calls).remove(id);
                 if let Some(call) = call {
                     // Fails if the call has ended.
-                    let _sent = call.send(());
+                    let _ = call.send(());
                 }
                 Ok(())
             }
@@ -272,7 +272,7 @@ impl Server {
             "work" => return self.work(call),
             "echo" => return self.answer(&call.id, &call.raw),
             "ask" => return self.ask(call),
-            // Prints the text as a line. If a length is given, the line has that length instead.
+            // Prints the text as a line, or, if a length is given, a line of that length instead.
             "say" => match arguments.length {
                 0 => self.line(&arguments.text)?,
                 length => self.line(&"x".repeat(length))?,
@@ -304,7 +304,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while. If it is cancelled, stops without an answer, unless it ignores cancels.
+    /// Works for a while, but stops without an answer if cancelled, unless it ignores cancels.
     ///
     /// Reports progress if the call has a progress token.
     fn work(&self, call: &Call) -> io::Result<()> {
@@ -326,7 +326,7 @@ impl Server {
                 }
                 Ok(()) => self.log("told", label),
                 Err(RecvTimeoutError::Timeout) => worked += step,
-                // The sender is dropped, so no cancel can follow.
+                // The sender has been dropped, so no cancel can follow.
                 Err(RecvTimeoutError::Disconnected) => {
                     thread::park_timeout(step);
                     worked += step;
@@ -343,7 +343,7 @@ impl Server {
 
     /// Sends a request to the client, and answers the call with the client's answer.
     ///
-    /// After 30 s without an answer, the call is answered with a text that reports that.
+    /// If there is none within 30 s, the call is answered with a text that reports this.
     fn ask(&self, call: &Call) -> io::Result<()> {
         let (asker, answers) = mpsc::channel();
         let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));
@@ -379,7 +379,9 @@ impl Server {
         stdout.flush()
     }
 
-    /// Logs a line: time in milliseconds, process id, event, and label of the call. Does nothing without `--notes`.
+    /// Logs a line: time in milliseconds, process id, event, and the call's label.
+    ///
+    /// Does nothing without `--notes`.
     fn log(&self, what: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;

@@ -1,18 +1,18 @@
-//! The pages for operators, on a separate address: health, metrics, calls in flight.
+//! The operator pages, on a separate address: health, metrics and calls in flight.
 //!
 //! | path | |
 //! |---|---|
 //! | `/healthz` | 200 while the program is running |
-//! | `/readyz` | 200, and 503 during the shutdown, or while the upstream accepts no connections (`--ready-upstream`) |
+//! | `/readyz` | 200, or 503 during the shutdown and while the upstream accepts no connections (`--ready-upstream`) |
 //! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
-//! | `/calls/{id}/cancel` | cancels a call for a script, with the token of `--admin-token` |
-//! | `/sessions`, `/sessions.json` | the sessions of a command, with their age and last use |
+//! | `/calls/{id}/cancel` | cancels a call for a script, with the token from `--admin-token` |
+//! | `/sessions`, `/sessions.json` | a command's sessions, with their age and last use |
 //!
-//! `Host` must be a name of this host, one of `--allow-host`, or an IP address, and connections have limits. The calls and sessions
-//! are shown on a loopback address without a token. On any other address they need the token, because otherwise only this machine
-//! may cancel calls. Health and metrics need none.
+//! `Host` must be a name of this host, one of `--allow-host`, or an IP address, and connections are limited. On a loopback
+//! address, the calls and sessions are shown without a token. On any other address they require the token, because otherwise only this
+//! machine may cancel calls. Health and metrics never require it.
 
 use std::{
     future::pending,
@@ -44,7 +44,7 @@ use crate::{
     server::Server,
 };
 
-// `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
+// `calls_page` is a symbolic link to the module in the library's example, so that there is only one copy.
 mod calls_page;
 mod scripts;
 mod session_metrics;
@@ -52,26 +52,30 @@ mod sessions_page;
 
 use self::calls_page::Page;
 
-/// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
+/// How often metrics are moved out of their buffers. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Maximum number of operator connections: 64.
+/// Maximum number of operator connections.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Maximum size of an operator's request body: 64 KiB. The button that cancels a call sends less than 100 bytes.
+/// Maximum size of an operator's request body.
+///
+/// The button that cancels a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Maximum lifetime of an operator connection: 60 s. Chosen so that a client that is not reading cannot keep its connection.
+/// Maximum lifetime of an operator connection.
+///
+/// This way, a client that is not reading cannot hold on to its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// How long `/readyz` waits for a connection to the upstream: 500 ms. Chosen because probes of Kubernetes wait for 1 s.
+/// How long `/readyz` waits for a connection to the upstream. Kubernetes' probes wait for 1 s.
 const READY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whether the program accepts calls, for load balancers. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
 
-/// The state that the pages show.
+/// The state shown by the pages.
 #[derive(Debug, Clone)]
 pub struct AdminState {
     /// The calls in flight.
@@ -114,13 +118,13 @@ impl Default for Readiness {
 // === impl Admin ===
 
 impl Admin {
-    /// Listens on an address, and installs the metrics recorder of this process.
+    /// Listens on an address, and installs this process's metrics recorder.
     ///
     /// All instances in a process share the recorder.
     ///
     /// # Errors
     ///
-    /// Returns an error if the proxy cannot listen, or if another recorder is installed.
+    /// Returns an error if the proxy cannot listen, or if another recorder has already been installed.
     pub async fn bind(
         address: SocketAddr,
         filter: RequestFilter,
@@ -144,7 +148,7 @@ impl Admin {
         })
     }
 
-    /// Returns the address of the listener.
+    /// Returns the listener's address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }
@@ -167,13 +171,13 @@ impl Admin {
 }
 
 fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
-    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     let server = state.server.clone();
     let sessions = sessions_page::routes(&server);
     let has_sessions = matches!(server, Server::Stdio(_));
     let metrics = async move || {
         (
-            text,
+            content_type,
             prometheus.render() + &own_metrics(&server) + &session_metrics::render(&server),
         )
     };
@@ -190,13 +194,13 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
             .merge(pages.layer(from_fn(calls_page::local_names_only)))
             .merge(scripts::routes(page, token)),
         (false, Some(token)) => router
-            .merge(scripts::with_token(pages, token.clone()))
+            .merge(scripts::restrict_to_token(pages, token.clone()))
             .merge(scripts::routes(page, token)),
         (false, None) => router,
     }
 }
 
-/// Returns the page at `/`. It links only the pages that a browser can open on this address.
+/// Returns the page at `/`. It only links to pages that a browser can open on this address.
 fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
@@ -246,10 +250,10 @@ fn own_metrics(server: &Server) -> String {
     );
     if let Some(stats) = server.stats() {
         let counts = [
-            ("sessions", "Sessions of the server", stats.sessions),
+            ("sessions", "The server's sessions", stats.sessions),
             (
                 "children",
-                "Processes of sessions, including those that are stopping",
+                "Session processes, including those that are stopping",
                 stats.children,
             ),
             (
@@ -285,12 +289,12 @@ fn own_metrics(server: &Server) -> String {
     text
 }
 
-/// Returns a metric in Prometheus' text format. `lines` has a line for each set of labels.
+/// Returns a metric in Prometheus' text format. `lines` has one line per set of labels.
 fn metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
 }
 
-/// Returns the metrics recorder of this process. The first call installs it.
+/// Returns this process's metrics recorder, which the first call installs.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut installed = lock(&RECORDER);

@@ -1,7 +1,7 @@
-//! Options, from the command line, the environment, and a file.
+//! Reads options from the command line, the environment and a file.
 //!
-//! An option is declared once, in [`Config`]. In the environment its name has the prefix `MCP_PROXY_`, and in the file none.
-//! A flag overrides the environment, and the environment overrides the file.
+//! Each option is declared once, in [`Config`]. Its name has the prefix `MCP_PROXY_` in the environment, and none in the file.
+//! Flags override the environment, which in turn overrides the file.
 
 use std::{
     ffi::OsString,
@@ -38,15 +38,17 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// Maximum reconnect delay that the proxy sends to clients: 3 s.
+/// Longest reconnect delay that the proxy sends to clients.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// Ratio of a grace to the reconnect delay: 4. Chosen because a client may need two attempts, and requests take time.
+/// Ratio of the grace to the reconnect delay.
+///
+/// A client may need two attempts to resume, and requests take time.
 const RETRY_DIVISOR: u32 = 4;
 
-/// Minimum grace without a warning: 4 s.
+/// Shortest grace that the proxy accepts without a warning.
 ///
-/// Chosen because SDKs resume after 1 s if they have received no `retry`, and may need two attempts.
+/// SDKs that have received no `retry` resume after 1 s, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// The program's options.
@@ -59,11 +61,11 @@ const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 )]
 #[non_exhaustive]
 pub struct Config {
-    /// URL of the MCP endpoint of the server, http or https
+    /// URL of the server's MCP endpoint, http or https
     #[arg(long, env = "MCP_PROXY_UPSTREAM", hide_env_values = true, value_name = "URL", value_parser = value::upstream)]
     pub upstream: Option<Uri>,
 
-    /// Command of a server that speaks MCP on stdin and stdout, started once for each session
+    /// Command of a server that speaks MCP on stdin and stdout, started once per session
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 
@@ -77,15 +79,15 @@ pub struct Config {
     )]
     pub listen: SocketAddr,
 
-    /// The port of `listen`: other bridges have this flag.
+    /// The port of `listen`, a flag that other bridges have.
     #[arg(long, hide = true)]
     port: Option<u16>,
 
-    /// The host of `listen`: other bridges have this flag.
+    /// The host of `listen`, a flag that other bridges have.
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
+    /// How long a call waits for a client that has disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
 
@@ -93,7 +95,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CALL_TIMEOUT", value_name = "TIME", value_parser = value::time)]
     pub call_timeout: Option<Duration>,
 
-    /// Tool whose calls a disconnect does not cancel
+    /// Tool whose calls are not cancelled by a disconnect
     #[arg(
         long,
         env = "MCP_PROXY_EXEMPT",
@@ -103,7 +105,7 @@ pub struct Config {
     )]
     pub exempt: Vec<String>,
 
-    /// Grace of one tool, such as report=1h
+    /// Grace for a single tool, such as report=1h
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
@@ -115,11 +117,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
-    /// Maximum size of all events that are kept for clients that resume
+    /// Maximum total size of the events kept for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
-    /// Interval of probes on a quiet stream, or off
+    /// Interval between probes on a quiet stream, or off
     #[arg(long, env = "MCP_PROXY_KEEP_ALIVE", value_name = "TIME", default_value = "15s", value_parser = value::limit)]
     pub keep_alive: Limit,
 
@@ -131,7 +133,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How long a session may be unused after its client has disconnected, or off (with a command)
+    /// How long a session may stay unused after its client has disconnected, or off (with a command)
     #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "off", value_parser = value::limit)]
     pub lost_timeout: Limit,
 
@@ -145,15 +147,15 @@ pub struct Config {
     )]
     pub max_sessions: usize,
 
-    /// Kill the process of a command that has not answered a cancelled call after this time
+    /// Kill a command's process if it has not answered a cancelled call within this time
     #[arg(long, env = "MCP_PROXY_KILL_AFTER", value_name = "TIME", value_parser = value::time)]
     pub kill_after: Option<Duration>,
 
-    /// Environment variable of a command, as NAME=VALUE
+    /// Environment variable for the command, as NAME=VALUE
     #[arg(long, env = "MCP_PROXY_ENV", hide_env_values = true, value_name = "NAME=VALUE", value_parser = value::variable)]
     pub env: Vec<(String, String)>,
 
-    /// Directory in which a command runs
+    /// Directory to run the command in
     #[arg(long, env = "MCP_PROXY_CWD", value_name = "DIRECTORY")]
     pub cwd: Option<PathBuf>,
 
@@ -165,7 +167,7 @@ pub struct Config {
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
     )]
-    /// Origin whose pages may call, such as https://app.example.com
+    /// Origin whose pages may call the server, such as https://app.example.com
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,
 
@@ -173,11 +175,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
-    /// The options for reverse proxies in front.
+    /// The options for reverse proxies in front of this one.
     #[command(flatten)]
     pub public: Public,
 
-    /// Address of the pages for operators: health, metrics and calls
+    /// Address for the operator pages: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
 
@@ -198,20 +200,20 @@ pub struct Config {
     )]
     pub log_format: LogFormat,
 
-    /// TOML file with any of these options, by their names
+    /// TOML file that sets any of these options by name
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Show what a disconnect does, with a built-in server (without other options)
+    /// Show what a disconnect does, using a built-in server (without other options)
     #[arg(long, exclusive = true)]
     pub demo: bool,
 
-    /// Warnings that are still to be logged.
+    /// Warnings to log at startup.
     #[arg(skip)]
     warnings: Vec<String>,
 }
 
-/// The server that the program stands in front of.
+/// The server that the proxy stands in front of.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Target<'a> {
@@ -228,17 +230,17 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error for invalid, conflicting or missing options. `--help` and `--version` also return an error, with the text
-    /// to print.
+    /// Returns an error for invalid, conflicting or missing options. For `--help` and `--version`, the error contains the text to
+    /// print.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let (config, matches) = Self::parse(args)?;
         config.check(&matches)?;
         Ok(config)
     }
 
-    /// Reads the same sources and returns only the address for operators, if any.
+    /// Reads the same sources, but returns only the address for operators, if any.
     ///
-    /// Each option must be valid, but the configuration may lack a server or have options that conflict.
+    /// Each option must be valid, but the configuration may lack a server or have conflicting options.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -247,14 +249,14 @@ impl Config {
 
     fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(Self, ArgMatches), ConfigError> {
         let args = args.into_iter().collect();
-        // Command-line errors are reported first.
-        let _checked = parse_args(&args)?;
+        // Report errors on the command line first.
+        let _ = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
-        let args = with_defaults(args, &environment.entries)?;
+        let args = add_defaults(args, &environment.entries)?;
         let path = parse_args(&args)?.get_one::<PathBuf>("config").cloned();
         let file = path.as_deref().map(file::File::read).transpose()?;
         let file = file.unwrap_or_default();
-        let matches = parse_args(&with_defaults(args, &file.entries)?)?;
+        let matches = parse_args(&add_defaults(args, &file.entries)?)?;
 
         let mut config = Self::from_arg_matches(&matches)?;
         let ip = config.host.unwrap_or_else(|| config.listen.ip());
@@ -265,15 +267,15 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay of clients: a quarter of the shortest grace.
+    /// Returns the reconnect delay for clients: a quarter of the shortest grace.
     ///
-    /// It is at most [`MAX_RETRY`]. The shortest grace determines it, because a client has one delay for all its streams.
+    /// It is at most [`MAX_RETRY`]. The shortest grace determines it, because a client uses the same delay for all its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// Returns the graces that are times, each with its tool unless it is the default.
+    /// Returns the graces that are times, each with its tool, or `None` for the default grace.
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let tool_graces = self.tool_grace.iter();
         let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));
@@ -290,18 +292,18 @@ impl Config {
         let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace{scope} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         warnings.collect()
     }
 
-    /// Returns the warnings to log at the start.
+    /// Returns the warnings to log at startup.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Returns the server to stand in front of.
+    /// Returns the server that the proxy stands in front of.
     pub fn target(&self) -> Target<'_> {
         match &self.upstream {
             Some(upstream) => Target::Http(upstream),
@@ -309,24 +311,24 @@ impl Config {
         }
     }
 
-    /// Checks for options that conflict, and for options that lack one that they need.
+    /// Checks for options that conflict, and for options that lack another one they require.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
             return usage_error(&format!(
-                "--listen {} and --admin {admin} have the same port: give --admin another one",
+                "--listen {} and --admin {admin} have the same port: choose another one for --admin",
                 self.listen
             ));
         }
         let options = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return usage_error(
-                    "no MCP server: give --upstream with the URL of one, or -- and the command of one",
+                    "no MCP server: give its URL with --upstream, or its command after --",
                 );
             }
             (Some(_), false) => {
                 return usage_error(
-                    "--upstream and a command are mutually exclusive: give one of them",
+                    "--upstream and a command are mutually exclusive: give only one of them",
                 );
             }
             (Some(_), true) => inapplicable::COMMAND_ONLY,
@@ -337,12 +339,12 @@ impl Config {
             return usage_error(&format!("--{option} {reason}"));
         }
         self.public.check(self.upstream.as_ref())?;
-        let for_operators = operators::NEED_ADMIN.iter();
+        let need_admin = operators::NEED_ADMIN.iter();
         if self.admin.is_none()
-            && let Some(option) = for_operators.copied().find(|option| is_given(option))
+            && let Some(option) = need_admin.copied().find(|option| is_given(option))
         {
             return usage_error(&format!(
-                "--{option} is for the pages for operators: give --admin an address"
+                "--{option} is for the operator pages: set --admin as well"
             ));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
@@ -355,7 +357,7 @@ impl Config {
     }
 }
 
-/// Returns `true` if two listeners cannot have these addresses at the same time.
+/// Returns `true` if it is impossible to listen on both addresses at the same time.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
@@ -370,11 +372,11 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         // The help includes the variables and the sub-commands.
         (ErrorKind::DisplayHelp, _) => Ok(documented_command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Usage(hint.to_owned())),
-        (_, None) => Err(entry::without_secrets(error).into()),
+        (_, None) => Err(entry::redact_secrets(error).into()),
     }
 }
 
-/// Shows the addresses only. The upstream, the command, its environment and the headers may contain secrets.
+/// Shows only the addresses. The upstream, the command, its environment and the headers can contain secrets.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
@@ -384,8 +386,8 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds the entries of another source for options that the arguments do not set.
-fn with_defaults(
+/// Adds another source's entries for options that the arguments do not set.
+fn add_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
 ) -> Result<Vec<OsString>, ConfigError> {
@@ -403,7 +405,7 @@ fn with_defaults(
     Ok(merged)
 }
 
-/// Returns `true` if an argument sets the option, or another option that takes its place.
+/// Returns `true` if an argument sets the option, or another option that replaces it.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));
@@ -412,31 +414,31 @@ fn is_set(matches: &ArgMatches, option: &str) -> bool {
     match option {
         "upstream" | "command" => is_given("upstream") || is_given("command"),
         "port" | "host" => is_given(option) || is_given("listen"),
-        option => is_given(option),
+        other => is_given(other),
     }
 }
 
-/// Returns `true` if the option is a switch that is off.
+/// Returns `true` if the option is a switch that is turned off.
 fn is_off(matches: &ArgMatches, option: &str) -> bool {
     let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
 }
 
-/// Returns the command without its environment variables.
+/// Returns the clap command without environment variables.
 fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }
 
-/// Checks one option on its own.
+/// Checks a single option on its own.
 fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()
         .try_get_matches_from(name.chain(args))
         .map(drop)
-        .map_err(entry::without_secrets)
+        .map_err(entry::redact_secrets)
 }
 
-/// Returns `true` if the values of an option must not be shown.
+/// Returns `true` if an option's values must not be shown.
 fn value_is_secret(option: &str) -> bool {
     let command = Config::command();
     let mut arguments = command.get_arguments();

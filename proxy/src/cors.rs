@@ -1,9 +1,9 @@
-//! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
+//! CORS headers for pages from allowed origins (`--allow-origin`).
 //!
-//! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get
-//! CORS headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. A browser
-//! ignores that header beside the origin `*`, which a server may send. Beside the origin of the page, which this layer sends, it
-//! would let the page send cookies.
+//! The headers are those that the [Fetch standard] defines. This layer answers every `OPTIONS` request itself, as a preflight
+//! request. All other responses, whether from the cancellation layer or from the server, get CORS headers that replace the
+//! server's own. The server's `Access-Control-Allow-Credentials` is stripped as well: browsers ignore it next to the origin `*`,
+//! which a server may send, but next to the page's own origin, which this layer sends, it would let the page send cookies.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -21,30 +21,30 @@ use tower_service::Service;
 
 use crate::{config::normal_origin, headers::SESSION_ID, http_service::HttpService};
 
-/// How long a browser may cache the answer to a preflight request: 10 min. Chromium's maximum is 2 h.
+/// How long a browser may cache the answer to a preflight request. Chromium caps this at 2 h.
 const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 
-/// The methods of MCP.
+/// The HTTP methods that MCP uses.
 const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 
-/// The response headers that pages may read, in addition to the CORS-safelisted ones.
+/// The response headers that pages may read in addition to the CORS-safelisted ones.
 const EXPOSED_HEADERS: [HeaderName; 3] =
     [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
 
-/// The CORS headers of responses, except for those to preflight requests.
+/// The CORS headers of every response except those to preflight requests.
 const RESPONSE_HEADERS: [HeaderName; 3] = [
     header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
     header::ACCESS_CONTROL_ALLOW_ORIGIN,
     header::ACCESS_CONTROL_EXPOSE_HEADERS,
 ];
 
-/// Removes the CORS headers of the inner service's responses.
+/// Strips the CORS headers from the inner service's responses.
 #[derive(Debug, Clone)]
-pub(crate) struct WithoutCors<S>(pub(crate) S);
+pub(crate) struct StripCors<S>(pub(crate) S);
 
-/// Returns the layer that adds the headers for the pages of `origins`.
+/// Returns the layer that adds CORS headers for pages from `origins`, if there are any.
 ///
-/// Returns `None` if there are no origins. The pages may send any header, because a server may define its own.
+/// The pages may send any header, because servers can define their own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;
@@ -62,9 +62,9 @@ pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     Some(layer)
 }
 
-// === impl WithoutCors ===
+// === impl StripCors ===
 
-impl<S: HttpService> Service<Request<Body>> for WithoutCors<S> {
+impl<S: HttpService> Service<Request<Body>> for StripCors<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = MapOk<S::Future, fn(Response<Body>) -> Response<Body>>;

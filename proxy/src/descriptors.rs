@@ -1,27 +1,28 @@
-//! The file descriptors of this process, and their distribution.
+//! Distributes this process's file descriptors among sessions and connections.
 //!
-//! Sessions of a command have priority, because a session keeps its process after its connections have closed. Connections get
-//! only a part, so that one client with many connections cannot block the processes and upstream connections of other clients.
+//! A command's sessions have priority, because a session keeps its process even after its connections have been closed.
+//! Connections only get a share, so that one client with many connections cannot block the processes and upstream connections of
+//! other clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Number of descriptors of the program itself: 48.
+/// Number of descriptors reserved for the program itself.
 ///
-/// These are for listeners, runtime, standard streams, and a process that is being started.
+/// They are for the listeners, the runtime, the standard streams, and a process that is being started.
 const RESERVED: usize = 48;
 
-/// Number of descriptors for each session: 4.
+/// Number of descriptors per session.
 ///
-/// Its process has three pipes, and needs more descriptors only while it is starting.
+/// A session's process has three pipes, and needs more descriptors only while it is starting.
 const PER_SESSION: usize = 4;
 
-/// Number of client connections for which the limit is raised: 4,096.
+/// Number of client connections for which the limit is raised.
 const CONNECTIONS: usize = 4_096;
 
-/// The distribution of the descriptors of this process.
+/// How this process's descriptors are distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
-    /// Maximum number of descriptors of this process.
+    /// Maximum number of descriptors that this process can have open.
     limit: usize,
     sessions: usize,
     is_upstream: bool,
@@ -30,13 +31,13 @@ pub(crate) struct Descriptors {
 // === impl Descriptors ===
 
 impl Descriptors {
-    /// Raises the soft limit of this process as far as needed and allowed.
+    /// Raises this process's soft limit as far as needed and allowed.
     ///
     /// `sessions` is `None` in front of an upstream.
     pub(crate) fn raise(sessions: Option<usize>) -> Self {
         let is_upstream = sessions.is_none();
         let sessions = sessions.unwrap_or(0);
-        // Assumes one upstream connection for each client connection.
+        // Assumes one upstream connection per client connection.
         let for_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
         let wanted = sessions.saturating_mul(PER_SESSION);
         let wanted = wanted.saturating_add(RESERVED + for_connections);
@@ -61,7 +62,8 @@ impl Descriptors {
 
     /// Returns the maximum number of client connections, which is at least 1.
     ///
-    /// In front of an upstream that is half of the descriptors. Otherwise it is what the sessions leave, and at least a quarter.
+    /// In front of an upstream, this is half of the descriptors. Otherwise it is whatever the sessions do not need, but at least
+    /// a quarter.
     pub(crate) fn connections(self) -> usize {
         let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
@@ -71,8 +73,8 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions that the limit allows. Returns `None` if it allows all of them.
-    pub(crate) fn fewer_sessions(self) -> Option<usize> {
+    /// Returns the number of sessions that the limit allows, or `None` if it allows all of them.
+    pub(crate) fn session_limit(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;
         (fits < self.sessions).then_some(fits)
@@ -98,11 +100,11 @@ mod tests {
     #[test]
     fn sessions_take_precedence_over_connections_which_keep_a_quarter() {
         let many = descriptors(RESERVED + 4 * 256 + 1_000, 256);
-        assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
+        assert_eq!((many.connections(), many.session_limit()), (1_000, None));
         let few = descriptors(1_024, 256);
-        assert_eq!((few.connections(), few.fewer_sessions()), (244, Some(183)));
+        assert_eq!((few.connections(), few.session_limit()), (244, Some(183)));
         let none = descriptors(10, 256);
-        assert_eq!((none.connections(), none.fewer_sessions()), (1, Some(0)));
+        assert_eq!((none.connections(), none.session_limit()), (1, Some(0)));
     }
 
     #[test]
@@ -113,7 +115,7 @@ mod tests {
             is_upstream: true,
         };
         assert_eq!(
-            (upstream.connections(), upstream.fewer_sessions()),
+            (upstream.connections(), upstream.session_limit()),
             (50, None)
         );
     }

@@ -1,17 +1,18 @@
-//! The shutdown of the program, in bounded time whatever its clients and servers do.
+//! Shuts the program down in bounded time, whatever its clients and servers do.
 //!
-//! 1. `/readyz` returns 503. Clients may still resume to get their answers.
-//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for the calls
-//!    of `keep_running`. It waits for a client that is away and has an answer, while the client may still resume within its
-//!    reconnect delay. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
+//! 1. `/readyz` starts to return 503. Clients can still resume to get their answers.
+//! 2. Calls may continue for `--drain`. During that time the proxy also waits for clients that are reading kept events, and for
+//!    the calls in `keep_running`. If a disconnected client has an answer waiting, the proxy waits for as long as the client may
+//!    still resume within its reconnect delay. The calls that remain after that are cancelled: their clients get an error, and
+//!    their servers a cancel.
 //! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
-//!    has an answer in flight. A GET is counted once it has a response, any other request once its head has arrived. At the
-//!    same time the processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that
-//!    is longer.
+//!    has an answer in flight. A GET counts as one once it has a response, and any other request once its head has arrived. In
+//!    the meantime the session processes are stopped, within the rest of `SHUTDOWN_TIMEOUT` or within `MIN_PROCESS_TIMEOUT`,
+//!    whichever is longer.
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, and the runtime kills the
-//! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
-//! the first.
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, in which case the runtime
+//! kills the remaining processes. The exceptions are a second SIGHUP, because a terminal sends several when it closes, and any
+//! signal within 500 ms of the first.
 
 use std::{
     fs,
@@ -30,23 +31,23 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Time for a shutdown: 9.5 s. A longer `--drain` extends it.
+/// Time limit for a shutdown. A longer `--drain` extends it.
 ///
-/// Chosen because process managers kill a program no sooner than 10 s after their signal.
+/// Process managers do not kill a program until at least 10 s after their signal.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
-/// Minimum time for the processes of sessions to end after the drain: 1.5 s.
+/// Minimum time that session processes have to exit after the drain.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// Time for connections to close gracefully: 500 ms. The proxy then drops those that are not answering.
+/// How long connections have to close gracefully. The proxy then drops those that are not answering.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time after the first signal in which another one counts as the same: 500 ms.
+/// How long after the first signal another one is taken for a repeat of it.
 ///
-/// Chosen because a process manager signals a whole group, in which a wrapper such as npm forwards the signal once more.
+/// A process manager signals a whole process group, in which a wrapper such as npm then forwards the signal once more.
 const REPEAT_WINDOW: Duration = Duration::from_millis(500);
 
-/// Interval at which the shutdown checks whether clients have read their answers: 20 ms.
+/// How often the shutdown checks whether clients have read their answers.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The signals that the program handles.
@@ -60,15 +61,14 @@ struct SignalStream {
     signal: Signal,
 }
 
-/// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalEffect {
     /// Starts the shutdown. A second one stops the program at once.
     End,
     /// Starts the shutdown. A second one has no effect.
     Hangup,
-    /// None. The default action would kill the program, and leave the processes of sessions running.
-    Nothing,
+    /// None. Without a handler, the signal would kill the program and leave the session processes running.
+    Ignored,
 }
 
 /// A future that completes when the shutdown starts.
@@ -78,7 +78,7 @@ pub struct ShutdownSignal(oneshot::Receiver<()>);
 // === impl Signals ===
 
 impl Signals {
-    /// Starts to handle the signals. A SIGHUP that was ignored at the start, as by `nohup`, stays ignored.
+    /// Starts handling the signals. If SIGHUP is ignored at startup, as it is under `nohup`, it stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
             ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
@@ -86,12 +86,12 @@ impl Signals {
             ("SIGQUIT", SignalEffect::End, SignalKind::quit()),
             (
                 "SIGUSR1",
-                SignalEffect::Nothing,
+                SignalEffect::Ignored,
                 SignalKind::user_defined1(),
             ),
             (
                 "SIGUSR2",
-                SignalEffect::Nothing,
+                SignalEffect::Ignored,
                 SignalKind::user_defined2(),
             ),
         ];
@@ -108,7 +108,7 @@ impl Signals {
         Ok(Self(streams.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal whose effect `counts` accepts, and logs the others as ignored.
+    /// Waits for the next signal whose effect `counts` accepts, logging any others as ignored.
     async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for stream in &mut self.0 {
@@ -125,10 +125,10 @@ impl Signals {
         .await
     }
 
-    /// Runs the future that `serve` returns, until it completes or a second signal counts.
+    /// Runs the future returned by `serve` until it completes or a second signal stops it.
     ///
-    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line. A second SIGHUP does not count,
-    /// nor does any signal within 500 ms of the first.
+    /// The [`ShutdownSignal`] passed to `serve` completes at the first signal, and `drain` is the time that is logged. A second SIGHUP
+    /// does not stop the future, nor does any signal within 500 ms of the first.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -138,14 +138,14 @@ impl Signals {
         let mut serving = pin!(serve(ShutdownSignal(started)));
         tokio::select! {
             () = &mut serving => return,
-            signal = self.next(|effect| effect != SignalEffect::Nothing) => {
+            signal = self.next(|effect| effect != SignalEffect::Ignored) => {
                 let second = if signal == "SIGHUP" { "send SIGTERM" } else { "signal again" };
                 info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
         let first_signal = Instant::now();
-        // Fails if the receiver was dropped.
-        let _served = start.send(());
+        // Fails if the receiver has been dropped.
+        let _ = start.send(());
         loop {
             tokio::select! {
                 () = &mut serving => return info!("stopped"),
@@ -167,14 +167,14 @@ fn ignores_hangups() -> bool {
     ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
 }
 
-/// Returns the set of ignored signals, or `None` if `status` does not have it. Bit 0 is signal 1, SIGHUP.
+/// Returns the set of ignored signals, or `None` if `status` has none. Bit 0 is signal 1, SIGHUP.
 fn ignored_signals(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Returns `true` if a child survives SIGHUP: it inherits ignored signals. Used where there is no `/proc`.
+/// Returns `true` if a child, which inherits ignored signals, survives SIGHUP. Used if there is no `/proc`.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);
@@ -191,7 +191,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // Cannot fail, because the sender exists until it has sent.
+        // Cannot fail, because the sender is not dropped until it has sent.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

@@ -1,14 +1,14 @@
 //! Forwards requests to a server that speaks HTTP, and its responses back, as bytes.
 //!
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
-//!    authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers, `Expect`, the configured headers, and
-//!    those of `public_url`. `Host` is the server's own, because the server may check it. Event streams are requested without a
-//!    content coding, because the proxy must parse them to find the answer to a call.
+//!    authorization. Nothing in a request can choose another host.
+//! 2. Bodies, paths, statuses and headers are passed through unchanged, except for hop-by-hop headers, `Expect`, the configured
+//!    headers, and those set by `public_url`. `Host` is the server's own, because the server may check it. Event streams are
+//!    requested without a content coding, because the proxy has to parse them to find the answer to a call.
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect of the endpoint is rewritten to point back at the proxy or is answered with 502. So no client bypasses the
-//!    proxy.
-//! 5. If a response is dropped before it completes, its connection to the server is closed.
+//! 4. A redirect from the endpoint is either rewritten to point back at the proxy or answered with 502, so that no client
+//!    bypasses the proxy.
+//! 5. If a response is dropped before it is complete, its connection to the server is closed.
 
 use std::{
     convert::Infallible,
@@ -47,7 +47,7 @@ mod redirect;
 mod replayable_body;
 mod small_reads;
 
-/// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
+/// Path prefix for an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
 /// Hop-by-hop headers, in addition to those listed in `Connection`.
@@ -78,19 +78,19 @@ struct Upstream {
 
 /// Where a response redirects to.
 enum Redirected {
-    /// The response is not a redirect, or passes unchanged.
+    /// The response is not a redirect, or is passed through unchanged.
     Unchanged,
-    /// To the proxy: `Location` was rewritten.
+    /// To the proxy: `Location` has been rewritten.
     ToProxy,
     /// To a target that the proxy does not serve, such as another origin.
     External,
 }
 
-/// Why an upstream is invalid.
+/// The reason an upstream is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
-    /// It has no scheme or no host.
+    /// It lacks a scheme or a host.
     NotAbsolute,
     /// The system's root certificates cannot be loaded.
     Certificates(io::Error),
@@ -99,7 +99,7 @@ pub enum UpstreamError {
 // === impl Forward ===
 
 impl Forward {
-    /// Creates the service for a server. `headers` are sent with every request.
+    /// Creates the service for a server, with `headers` to send with every request.
     pub fn new(
         upstream: &Uri,
         headers: Vec<(HeaderName, HeaderValue)>,
@@ -123,12 +123,12 @@ impl Forward {
         })))
     }
 
-    /// Opens a TCP connection to the server, without TLS, and closes it.
+    /// Opens a TCP connection to the server, without TLS, and closes it again.
     pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
         client::connect(&self.0.scheme, &self.0.authority, timeout).await
     }
 
-    /// Returns the path of the endpoint.
+    /// Returns the endpoint's path.
     pub fn path(&self) -> &str {
         self.0.endpoint.path()
     }
@@ -149,7 +149,7 @@ impl Service<Request<Body>> for Forward {
     }
 }
 
-/// The URL without its query, which may be secret.
+/// Formats the URL without its query, which may be secret.
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Upstream {
@@ -171,8 +171,9 @@ impl fmt::Debug for Forward {
 // === impl Upstream ===
 
 impl Upstream {
-    /// Sends a request to the server. Returns the server's response, or an error of the proxy: 404 for a path that is not forwarded, and
-    /// otherwise 502.
+    /// Sends a request to the server and returns its response, or an error from the proxy itself.
+    ///
+    /// The error is 404 for a path that is not forwarded, a refusal if the request's body cannot be read, and 502 otherwise.
     async fn send(&self, request: Request<Body>) -> Response<Body> {
         let Some(uri) = self.target(request.uri()) else {
             return refusal::plain(
@@ -185,14 +186,14 @@ impl Upstream {
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
         let connection = parts.extensions.remove::<ClientConnection>();
-        // Extensions are for this process only, and hyper would keep them alive with the request.
+        // Extensions are only for this process, and hyper would keep them alive with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
         parts.headers.insert(header::HOST, self.host.clone());
         if accepts(&parts.headers, EVENT_STREAM) {
-            let none = HeaderValue::from_static("identity");
-            parts.headers.insert(header::ACCEPT_ENCODING, none);
+            let identity = HeaderValue::from_static("identity");
+            parts.headers.insert(header::ACCEPT_ENCODING, identity);
         }
         if let Some(connection) = &connection {
             for (name, value) in &connection.0.headers {
@@ -230,18 +231,18 @@ impl Upstream {
         public: Option<&Origin>,
         head: &mut response::Parts,
     ) -> Redirected {
-        let Some(redirect) = Redirect::of(head) else {
+        let Some(redirect) = Redirect::from_head(head) else {
             return Redirected::Unchanged;
         };
-        let Some(at_origin) = redirect.at_origin(requested, public) else {
-            // Authorization metadata may be at another server, which the client contacts itself.
+        let Some(path) = redirect.path_at_origin(requested, public) else {
+            // Authorization metadata may be on another server, which clients contact themselves.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External
             } else {
                 Redirected::Unchanged
             };
         };
-        let Some(location) = self.location(&at_origin) else {
+        let Some(location) = self.location(&path) else {
             return Redirected::External;
         };
         let original = head.headers.insert(header::LOCATION, location);
@@ -250,7 +251,7 @@ impl Upstream {
         {
             return Redirected::Unchanged;
         }
-        // These headers describe the body, which is dropped, or may repeat the address with the configured query.
+        // These headers describe the body, which is dropped, or might repeat the address with the configured query.
         for name in [
             header::CONTENT_LENGTH,
             header::CONTENT_LOCATION,
@@ -263,14 +264,14 @@ impl Upstream {
         Redirected::ToProxy
     }
 
-    /// Returns the `Location` by which clients reach a path at the server's origin.
+    /// Returns the `Location` at which clients reach a path on the server's origin.
     ///
-    /// The configured query is removed, because [`target`](Self::target) adds it to the next request. Returns `None` if the
-    /// proxy does not serve the path, or if the result would still contain a configured value.
-    fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
-        let path = self.forwarded_path(at_origin.path())?;
-        let query = match (self.endpoint.query(), at_origin.query()) {
-            (Some(configured), Some(query)) => redirect::without(query, configured),
+    /// The configured query is removed, because [`target`](Self::target) adds it to the next request. Returns `None` if the proxy
+    /// does not serve the path, or if the result would still contain a configured value.
+    fn location(&self, target: &PathAndQuery) -> Option<HeaderValue> {
+        let path = self.forwarded_path(target.path())?;
+        let query = match (self.endpoint.query(), target.query()) {
+            (Some(configured), Some(query)) => redirect::remove_parameters(query, configured),
             (_, query) => query.map(str::to_owned),
         };
         let text = match query {
@@ -316,10 +317,10 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Returns the target of a request for `requested`, or `None` if the proxy does not forward it.
+    /// Returns the target for a request to `requested`, or `None` if it is not forwarded.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
-        // A server may redirect between the paths with and without the final slash.
+        // A server may redirect between the paths with and without the trailing slash.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
         let configured = self.endpoint.query().filter(|_| is_endpoint);
         let query = match (configured, requested.query()) {
@@ -335,17 +336,17 @@ impl Upstream {
             .ok()
     }
 
-    /// Returns the path, or `None` if requests for it are not forwarded.
+    /// Returns the path, or `None` if requests to it are not forwarded.
     fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
-        // Servers resolve `..` differently, so such a path might lead out of the endpoint.
+        // Servers resolve `..` differently, so such a path could lead out of the endpoint.
         let may_have_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
         (!may_have_parent_segment).then_some(path)
     }
 
-    /// Returns `true` if a path is the endpoint or below it, and is not metadata of the origin.
+    /// Returns `true` if a path is the endpoint or below it, and is not the origin's metadata.
     fn serves_endpoint(&self, path: &str) -> bool {
         let endpoint = self.endpoint.path();
         let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);
@@ -353,20 +354,20 @@ impl Upstream {
     }
 }
 
-/// Returns the id of a request, as it was written. Returns `None` for a notification, or if it is ambiguous.
+/// Returns a request's id as it was written, or `None` for a notification or an ambiguous id.
 fn request_id(text: &[u8]) -> Option<&str> {
     let message = Message::read(text)?;
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is that of the endpoint, or starts with it and a slash.
+/// Returns `true` if a path is the endpoint's, or starts with it and a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // The length has no meaning beside a transfer coding (RFC 9112, section 6.3), and the transfer coding is removed.
+    // A length has no meaning next to a transfer coding (RFC 9112, section 6.3), which is removed below.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -382,9 +383,9 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns `true` if the head of the response was too large for the HTTP client.
+/// Returns `true` if the response head was too large for the HTTP client.
 ///
-/// The client accepts 100 fields, and a head that fits into its buffer.
+/// The client accepts up to 100 fields, and a head that fits into its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
@@ -397,7 +398,7 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
     })
 }
 
-/// Returns the text of the root cause of an error.
+/// Returns the text of an error's root cause.
 pub(crate) fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()

@@ -1,13 +1,14 @@
-//! Accepts connections and refuses requests that must not reach the server.
+//! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. The target of a request must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
+//! 1. A request's target must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
 //!    HTTP/1 is refused, so a request cannot choose its server.
-//! 2. `Host` must be a name of this host. Otherwise a website could make its own name resolve to this host and read
-//!    all answers (DNS rebinding). Requests from pages of a foreign `Origin` are refused as well.
-//! 3. The head of a request is limited to 64 KiB, and a client's body to 4 MiB. The first head of a connection must arrive within 10 s.
-//!    A body must make progress. The number of connections and the size of all bodies together are limited as well ([`FrontendLimits`]).
-//! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected even while hyper
-//!    is not reading.
+//! 2. `Host` must be a name of this host. Otherwise a website could make its own name resolve to this host, and read all answers
+//!    (DNS rebinding). Requests from pages with a foreign `Origin` are refused as well.
+//! 3. A request head is limited to 64 KiB, and a client's body to 4 MiB. A connection's first head must arrive within 10 s, and a
+//!    body must keep making progress. The number of connections and the total size of all bodies are limited as well
+//!    ([`FrontendLimits`]).
+//! 4. Each request has its connection's `Peer` in its extensions, so that a disconnect is detected even while hyper is not
+//!    reading.
 //! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
 
 use std::{
@@ -47,47 +48,47 @@ mod request_filter;
 
 pub use self::request_filter::RequestFilter;
 
-/// Maximum size of the head of a request: 64 KiB.
+/// Maximum size of a request head.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// Time for the first head of a connection to arrive: 10 s. Otherwise the connection is closed.
+/// How long a connection's first request head may take. The connection is then closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may wait for a head while the connection limit is reached: 1 s.
+/// How long a connection may wait for a request head while the connection limit is reached.
 ///
-/// Also the interval at which idle connections are checked.
+/// This is also how often idle connections are checked.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
-/// How long a connection may be idle after its first request: 130 s.
+/// How long a connection may be idle after its first request.
 ///
-/// Longer than most clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
-/// closed one first, a POST sent at the same moment would be lost, because it must not be repeated.
+/// This is longer than most clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
+/// were to close one first, a POST sent at that very moment would be lost, because it must not be repeated.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 
-/// Maximum number of concurrent requests on an HTTP/2 connection: 2,048.
+/// Maximum number of concurrent requests on an HTTP/2 connection.
 ///
-/// Chosen as the maximum number of open calls of a command's session, plus one cancel or answer for each.
+/// This is the maximum number of open calls in a command's session, plus one cancel or answer for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
-/// Maximum number of requests on an HTTP/2 connection that are reset before hyper has accepted them: 2,048.
+/// How many requests on an HTTP/2 connection may be reset before hyper has accepted them.
 ///
-/// Above it, the connection ends with all its calls. A reverse proxy has the requests of many clients on one connection. If the program
-/// stands still for a moment, all clients of [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. hyper's default is 20. A client
-/// that resets its requests on purpose takes no more memory than with as many that it does not reset.
+/// Above this, the connection ends with all its calls. A reverse proxy sends many clients' requests over one connection, and if
+/// the program stalls for a moment, the clients of all [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. hyper's default is
+/// 20. A client that resets its requests on purpose takes up no more memory than with as many requests that it does not reset.
 const MAX_HTTP2_RESETS: usize = MAX_HTTP2_REQUESTS as usize;
 
-/// How long the body of a refused request is read: 5 s.
+/// How long the body of a refused request is read.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of connections, however many descriptors there are: 1,048,576.
+/// Maximum number of connections, however many descriptors there are.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
-/// The lifetime used if connections have no lifetime limit: `u32::MAX` seconds, about 136 years.
+/// The lifetime of connections that have no lifetime limit, about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How much longer than the stall timeout the kernel waits for a client to read: 30 s.
+/// How much longer than the stall timeout the kernel waits for a client to read.
 ///
-/// Chosen so that the layer closes a stalled stream first.
+/// This lets the layer close a stalled stream first.
 const STALL_MARGIN: Duration = Duration::from_secs(30);
 
 /// A listener with its filter and its limits.
@@ -98,7 +99,7 @@ pub struct Frontend {
     limits: FrontendLimits,
 }
 
-/// Limits for the clients of a listener.
+/// Limits on a listener's clients.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct FrontendLimits {
@@ -108,19 +109,19 @@ pub struct FrontendLimits {
     pub body: usize,
     /// Maximum total size of the bodies that are being received. A request that would exceed it gets 503.
     pub bodies: usize,
-    /// Maximum lifetime of a connection. `None` means no limit. Requests in flight may take `CLOSE_TIMEOUT` longer.
+    /// Maximum lifetime of a connection, or `None` for no limit. Requests in flight may take `CLOSE_TIMEOUT` longer.
     pub lifetime: Option<Duration>,
-    /// How long a client may leave a stream unread. `None` means no limit. The kernel closes a connection 30 s later.
+    /// How long a client may leave a stream unread, or `None` for no limit. The kernel closes a connection 30 s later.
     pub stall_timeout: Option<Duration>,
 }
 
-/// State shared by the connections of a listener.
+/// State shared by a listener's connections.
 #[derive(Debug)]
 struct Shared {
     filter: Arc<RequestFilter>,
     limits: FrontendLimits,
     capacity: Capacity,
-    /// One permit for each connection.
+    /// One permit per connection.
     permits: Arc<Semaphore>,
 }
 
@@ -129,7 +130,7 @@ struct Shared {
 impl Default for FrontendLimits {
     /// Returns the limits for clients.
     ///
-    /// Bodies of 4 MiB, 64 MiB in total, 1,048,576 connections, no lifetime limit, and a stall timeout of 60 s.
+    /// These are bodies of up to 4 MiB, 64 MiB in total, 1,048,576 connections, no lifetime limit, and a stall timeout of 60 s.
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
@@ -161,21 +162,21 @@ impl Frontend {
         })
     }
 
-    /// Returns the address of the listener.
+    /// Returns the listener's address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Serves until `stop` completes, then closes the connections.
     ///
-    /// The output of `stop` is how long clients may still wait for answers and read them. Once no answer is in flight, the
-    /// remaining connections are closed within 500 ms. A GET counts as an answer once its response has started, any other
+    /// `stop` resolves to how long clients may still wait for answers and read them. Once no answer is in flight, the remaining
+    /// connections are closed within 500 ms. A GET counts as an answer in flight once its response has started, and any other
     /// request as soon as its head has arrived.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
-        // Each answer in flight holds a clone.
-        let answering = Arc::new(());
+        // Each answer in flight holds a clone of this.
+        let answers = Arc::new(());
         let mut stop = std::pin::pin!(stop);
         let shared = Arc::new(Shared {
             filter: self.filter,
@@ -184,29 +185,29 @@ impl Frontend {
             permits: Arc::new(Semaphore::new(self.limits.connections.min(MAX_CONNECTIONS))),
         });
         let mut was_full = false;
-        let closing = loop {
+        let time_left = loop {
             let is_full = shared.is_full();
             if is_full && !was_full {
                 let connections = self.limits.connections;
                 warn!(
                     connections,
-                    "connection limit reached, new clients wait (raise ulimit -n; --admin has 64)"
+                    "connection limit reached, new clients have to wait (raise ulimit -n; --admin has 64)"
                 );
             }
             was_full = is_full;
-            // The kernel queues other connections until there is a permit.
+            // Until there is a permit, the kernel queues further connections.
             let accepted = async {
                 let permit = shared.permits.clone().acquire_owned().await;
                 (permit, self.listener.accept().await)
             };
             tokio::select! {
-                closing = &mut stop => break closing,
+                time_left = &mut stop => break time_left,
                 (permit, (stream, _)) = accepted => {
-                    let connection = connection(
+                    let connection = serve_connection(
                         stream,
                         shared.clone(),
                         service.clone(),
-                        Arc::downgrade(&answering),
+                        Arc::downgrade(&answers),
                         closed.clone(),
                     );
                     connections.spawn(async move {
@@ -225,8 +226,8 @@ impl Frontend {
             if timeout(CLOSE_TIMEOUT, all_ended).await.is_ok() {
                 return;
             }
-            let is_answering = Arc::strong_count(&answering) > 1;
-            if !is_answering || stopped.elapsed() >= closing {
+            let is_answering = Arc::strong_count(&answers) > 1;
+            if !is_answering || stopped.elapsed() >= time_left {
                 debug!(
                     connections = connections.len(),
                     "closing the remaining connections"
@@ -247,8 +248,8 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` means no limit. The kernel cannot distinguish a client that is not reading from one that has vanished, so the kernel
-/// must wait longer than the layer.
+/// `None` means no limit. The kernel cannot tell a client that is not reading from one that has vanished, so it has to wait
+/// longer than the layer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
@@ -257,17 +258,17 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 
 /// Serves a connection until it ends.
 ///
-/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long. An idle
-/// or overdue connection that does not close in time is dropped.
-async fn connection(
+/// The connection is closed gracefully once the sender of `closed` has been dropped, or once it has been idle or open for too
+/// long. An idle or overdue connection that does not close in time is dropped.
+async fn serve_connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
     service: impl HttpService,
-    answering: Weak<()>,
+    answers: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
     // Nagle's algorithm would delay small events.
-    let _best_effort = stream.tcp().set_nodelay(true);
+    let _ = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
     let in_flight = InFlight::default();
     let requests = in_flight.clone();
@@ -276,25 +277,25 @@ async fn connection(
     let service = service_fn(move |mut request: Request<Incoming>| {
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
-        let (shared, mut service, answering) = (shared.clone(), service.clone(), answering.clone());
-        // A GET counts only once it has a response head, because some servers delay the head of a stream until its first event.
-        let counted_early = answering
+        let (shared, mut service, answers) = (shared.clone(), service.clone(), answers.clone());
+        // A GET only counts once it has a response head, because some servers hold back a stream's head until its first event.
+        let counted_early = answers
             .upgrade()
             .filter(|_| request.method() != Method::GET);
         async move {
-            let answer = answer(&shared, &mut service, request).await?;
+            let response = respond(&shared, &mut service, request).await?;
             let guard = (
                 in_flight_request,
-                counted_early.or_else(|| answering.upgrade()),
+                counted_early.or_else(|| answers.upgrade()),
             );
-            Ok::<_, Infallible>(answer.map(|body| with_guard(body, guard)))
+            Ok::<_, Infallible>(response.map(|body| with_guard(body, guard)))
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        // Also runs on an idle connection, which is closed below.
+        // This timeout also runs on idle connections, but those are closed below.
         .header_read_timeout(IDLE_TIMEOUT + HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD);
     builder
@@ -304,7 +305,7 @@ async fn connection(
         .max_pending_accept_reset_streams(MAX_HTTP2_RESETS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Bounds the wait for the first head and the idle time between requests.
+    // Bounds the wait for the first request head, and the idle time between requests.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));
@@ -329,7 +330,8 @@ async fn connection(
                     if !is_open {
                         return;
                     }
-                    // With a graceful shutdown, a request that is already on its way is answered, or the client may retry it.
+                    // After a graceful shutdown, a request that is already on its way is either answered, or can be retried by
+                    // its client.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -357,8 +359,8 @@ async fn connection(
     }
 }
 
-/// Refuses a request that the filter rejects. Passes any other one to the service, with a [`TimedBody`].
-async fn answer(
+/// Refuses a request that the filter rejects, or passes it on with a [`TimedBody`].
+async fn respond(
     shared: &Shared,
     service: &mut impl HttpService,
     request: Request<Incoming>,
@@ -370,7 +372,7 @@ async fn answer(
             let allow = HeaderValue::from_static(request_filter::ALLOW);
             refused.headers_mut().insert(header::ALLOW, allow);
         }
-        // A client that sent `Expect` waits before it sends the body.
+        // A client that has sent `Expect` waits before it sends the body.
         if !parts.headers.contains_key(header::EXPECT) {
             discard(body);
         }
@@ -385,15 +387,16 @@ async fn answer(
     service.call(request).await
 }
 
-/// Reads the body of a refused request, for at most 5 s.
+/// Reads the body of a refused request, for up to 5 s.
 ///
-/// A connection that is closed with unread bytes is reset, and its client may lose the refusal (RFC 9112, section 9.6).
+/// A connection that is closed with unread bytes is reset, in which case its client might lose the refusal (RFC 9112, section
+/// 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
     tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
 }
 
-/// Returns a body that holds `guard` until the body is dropped.
+/// Returns a body that holds `guard` until it is dropped.
 fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     Body::new(body.map_err(move |error| {
         let _guard = &guard;
@@ -403,7 +406,7 @@ fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
 
 /// Joins the `Cookie` fields into one.
 ///
-/// HTTP/2 may split the header, and HTTP/1 may not (RFC 9113, section 8.2.3).
+/// HTTP/2 may split this header, but HTTP/1 may not (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let fields = headers.get_all(header::COOKIE).iter();
     let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();

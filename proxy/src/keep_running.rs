@@ -1,9 +1,9 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! These are the calls of tools in `--exempt` and calls whose grace is `never`. A server without sessions treats the end of a
-//! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
-//! connected. The task closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A
-//! message that the proxy cannot parse may be such a call and is handled as one.
+//! These are calls to tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats a closed connection
+//! as a cancel of the call, so a task reads the response to such a call until it ends, whether or not the client is still
+//! connected. The task only closes the connection early if the call is cancelled for some reason other than a disconnect, or at
+//! the call timeout. A message that the proxy cannot parse might be such a call, so it is handled as one.
 
 use std::{
     convert::Infallible,
@@ -41,34 +41,36 @@ use crate::{
     refusal,
 };
 
-/// The configured grace of each tool's calls. Clones share the configuration.
+/// The configured grace for each tool's calls. Clones share the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
-/// A service that keeps open the connections of calls that a disconnect must not cancel.
+/// A service that keeps connections open for calls that a disconnect must not cancel.
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if no call can need this.
+    /// `None` if no call needs this.
     graces: Option<Graces>,
     background_calls: BackgroundCalls,
 }
 
-/// The number of calls that are read whether or not their clients are connected. Clones share it.
+/// Counts the calls that are read whether or not their clients are connected. Clones share the count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BackgroundCalls(Arc<AtomicUsize>);
 
-/// One of the [`BackgroundCalls`], until it is dropped.
-struct CountedCall(BackgroundCalls);
+/// Counts a call in [`BackgroundCalls`] until it is dropped.
+struct BackgroundCallGuard(BackgroundCalls);
 
 /// A call whose response is read whether or not its client is connected.
 struct BackgroundCall {
     token: CallToken,
-    answering: ResponseFuture,
-    /// The call timeout. The layer does not observe the end of a call whose client disconnected before the head.
+    response_future: ResponseFuture,
+    /// The call timeout.
+    ///
+    /// The layer does not see the end of a call whose client disconnects before the response head.
     call_timeout: Option<Duration>,
     to_client: oneshot::Sender<Response<Body>>,
-    _counted: CountedCall,
+    _guard: BackgroundCallGuard,
 }
 
 // === impl Graces ===
@@ -78,8 +80,8 @@ impl Graces {
         Self(Arc::new(config.clone()))
     }
 
-    /// Returns the grace of a tool's calls: its last `--tool-grace`, or else `--grace`.
-    pub(crate) fn of(&self, tool: Option<&str>) -> Grace {
+    /// Returns the grace for a tool's calls: its last `--tool-grace`, or else `--grace`.
+    pub(crate) fn for_tool(&self, tool: Option<&str>) -> Grace {
         let mut tool_graces = self.0.tool_grace.iter().rev();
         let tool_grace = tool_graces.find(|(name, _)| Some(name.as_str()) == tool);
         tool_grace.map_or(self.0.grace, |(_, grace)| *grace)
@@ -89,16 +91,16 @@ impl Graces {
         tool.is_some_and(|tool| self.0.exempt.iter().any(|name| name == tool))
     }
 
-    /// Returns `true` if no disconnect cancels the calls of a tool.
+    /// Returns `true` if no disconnect cancels the tool's calls.
     fn keeps_running(&self, tool: Option<&str>) -> bool {
-        self.is_exempt(tool) || self.of(tool) == Grace::Never
+        self.is_exempt(tool) || self.for_tool(tool) == Grace::Never
     }
 
-    /// Returns `true` if a body may have a call that no disconnect cancels.
+    /// Returns `true` if a body might contain a call that no disconnect cancels.
     fn may_contain_kept_call(&self, body: &[u8]) -> bool {
         let messages = batch(body).unwrap_or_else(|| vec![body]);
         messages.into_iter().any(|message| {
-            // The server's parser may accept a message that this one rejects.
+            // The server's parser might accept a message that this one rejects.
             Message::read(message).is_none_or(|message| self.may_be_kept_call(&message))
         })
     }
@@ -109,31 +111,31 @@ impl Graces {
         message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
     }
 
-    /// Reads the response of a call in a task of its own and returns it for the client.
+    /// Reads a call's response in a task of its own and returns it for the client.
     ///
-    /// Returns 503 if the task ends before the response has a head.
-    async fn detach(
+    /// Returns 503 if the task ends before there is a response head.
+    async fn read_in_background(
         &self,
         token: CallToken,
-        answering: ResponseFuture,
-        counted: CountedCall,
+        response_future: ResponseFuture,
+        guard: BackgroundCallGuard,
     ) -> Response<Body> {
         let (to_client, response) = oneshot::channel();
-        let detached = BackgroundCall {
+        let call = BackgroundCall {
             token,
-            answering,
+            response_future,
             call_timeout: self.0.call_timeout,
             to_client,
-            _counted: counted,
+            _guard: guard,
         };
-        tokio::spawn(detached.read().in_current_span());
+        tokio::spawn(call.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // The client normally does not get this, because the layer itself answers a call whose token has fired.
+            // Clients do not normally get this, because the layer itself answers a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }
 
-    /// Returns `true` if the configuration has calls that no disconnect cancels.
+    /// Returns `true` if there can be calls that no disconnect cancels.
     fn any_keeps_running(&self) -> bool {
         let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
         let mut graces = graces.chain([&self.0.grace]);
@@ -144,7 +146,7 @@ impl Graces {
 // === impl KeepRunning ===
 
 impl<S> KeepRunning<S> {
-    /// Wraps a server. Does nothing for a command, because its calls do not end with their connections.
+    /// Wraps a server. This does nothing for a command, whose calls do not end with their connections.
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
@@ -155,7 +157,9 @@ impl<S> KeepRunning<S> {
         }
     }
 
-    /// Returns the calls that a shutdown should wait for. The layer tracks such a call only while its client is connected.
+    /// Returns the calls that a shutdown should wait for.
+    ///
+    /// The layer only tracks such a call while its client is connected.
     pub(crate) fn background_calls(&self) -> BackgroundCalls {
         self.background_calls.clone()
     }
@@ -181,7 +185,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         let (graces, token) = (graces.clone(), token.clone());
         let background_calls = self.background_calls.clone();
         let inner = self.inner.clone();
-        // The service that was polled ready must be called, not its clone.
+        // Calls the service that was polled ready, not its clone.
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
@@ -189,19 +193,19 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
                 Ok(body) => (graces.may_contain_kept_call(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
-            let answering = inner.call(Request::from_parts(parts, body));
+            let response_future = inner.call(Request::from_parts(parts, body));
             if keeps_running {
                 Ok(graces
-                    .detach(token, Box::pin(answering), background_calls.count())
+                    .read_in_background(token, Box::pin(response_future), background_calls.count())
                     .await)
             } else {
-                answering.await
+                response_future.await
             }
         }))
     }
 }
 
-/// Returns `true` if a request may belong to a session.
+/// Returns `true` if a request might belong to a session.
 fn has_session(headers: &HeaderMap) -> bool {
     headers.contains_key(SESSION_ID)
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
@@ -210,9 +214,9 @@ fn has_session(headers: &HeaderMap) -> bool {
 // === impl BackgroundCalls ===
 
 impl BackgroundCalls {
-    fn count(&self) -> CountedCall {
+    fn count(&self) -> BackgroundCallGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
-        CountedCall(self.clone())
+        BackgroundCallGuard(self.clone())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -220,9 +224,9 @@ impl BackgroundCalls {
     }
 }
 
-// === impl CountedCall ===
+// === impl BackgroundCallGuard ===
 
-impl Drop for CountedCall {
+impl Drop for BackgroundCallGuard {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -231,7 +235,9 @@ impl Drop for CountedCall {
 // === impl BackgroundCall ===
 
 impl BackgroundCall {
-    /// Reads the response until its end, a cancel or the call timeout.
+    /// Reads the response until it ends, the call is cancelled or the call timeout expires.
+    ///
+    /// A cancel that is due to a disconnect is ignored.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
@@ -242,11 +248,11 @@ impl BackgroundCall {
         }
     }
 
-    /// Passes the response to the client, and discards what a disconnected client does not take.
+    /// Passes the response on to the client, or discards it once the client has disconnected.
     ///
     /// Marks the call as answered if the client disconnects before it has taken the last frame of a complete response.
     async fn read_whole(self) {
-        let response = match self.answering.await {
+        let response = match self.response_future.await {
             Ok(response) => response,
             Err(never) => match never {},
         };
@@ -265,7 +271,7 @@ impl BackgroundCall {
                 return;
             }
         }
-        // Completes once the client's response has taken the last frame. Fails if the client has disconnected.
+        // Resolves once the client's response has taken the last frame, or fails if the client has disconnected.
         if frames.reserve().await.is_err() {
             self.token.answered();
         }
@@ -274,7 +280,7 @@ impl BackgroundCall {
 
 /// Waits until a call is cancelled for a reason other than a disconnect.
 ///
-/// The token of a request that the layer cannot read as a call fires at a disconnect, whatever the grace.
+/// If the layer cannot read a request as a call, the request's token fires at a disconnect whatever the grace.
 async fn cancelled_without_disconnect(token: CallToken) {
     token.cancelled().await;
     if token.reason() == Some(CancelReason::ClientDisconnected) {

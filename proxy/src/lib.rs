@@ -1,21 +1,21 @@
-//! The parts of the program that puts [`mcp_cancel_on_disconnect`] in front of an MCP server.
+//! The proxy that puts [`mcp_cancel_on_disconnect`] in front of an MCP server, as a library.
 //!
 //! A request takes this path, and its response takes the same path back:
 //!
 //! ```text
 //! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP
-//!                                               └─▶ stdio ─────────────────▶ a command, with streams of the event store
+//!                                               └─▶ stdio ─────────────────▶ a command, with streams from the event store
 //! ```
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`config`] | reads options from flags, the environment and a file |
+//! | [`config`] | reads options from flags, environment variables and a file |
 //! | [`frontend`] | accepts connections and refuses requests that must not reach the server |
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
-//! | [`stdio`] | starts servers that use stdin and stdout and serves them over HTTP |
+//! | [`stdio`] | starts servers that use stdin and stdout, and serves them over HTTP |
 //! | [`event_store`] | keeps a server's events, for clients that resume |
-//! | [`message`], [`headers`] | read the parts of a message or a request that decide its route |
-//! | [`server`] | passes requests to the configured server: an upstream or a command |
+//! | [`message`], [`headers`] | read the parts of a message or a request that determine its route |
+//! | [`server`] | passes requests on to the configured server, an upstream or a command |
 //! | [`admin`] | serves health, metrics and calls on another address |
 //! | [`drain`] | shuts down in bounded time |
 //! | [`log`] | writes log lines |

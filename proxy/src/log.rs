@@ -1,7 +1,7 @@
-//! Log lines, as text or as JSON, on standard error.
+//! Writes log lines to standard error, as text or as JSON.
 //!
-//! At level info there is a line for each call whose client disconnects or resumes, and for each cancelled call. The lines of a
-//! call share its number. Text from a client or a server is logged on one line, without control characters, and truncated.
+//! At level info there is a line for each call whose client disconnects or resumes, and for each cancelled call. All lines about
+//! a call have its number. Text from a client or a server is logged on one line, without control characters, and truncated.
 //!
 //! A dedicated thread writes the lines. If standard error is closed, full or not read, lines are dropped and counted.
 
@@ -39,30 +39,31 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// The default filter. `RUST_LOG` adds to it, or replaces it if `RUST_LOG` has a level for all targets.
+/// The default filter. `RUST_LOG` adds to it, or replaces it if it has a level for all targets.
 ///
-/// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
+/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code, and not for users of
+/// a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
-/// Maximum number of logged bytes of a name from a client: 128.
+/// Maximum number of bytes that are logged of a name from a client.
 const MAX_NAME: usize = 128;
 
-/// Maximum number of bytes of a panic's message that are logged: 1 KiB.
+/// Maximum number of bytes that are logged of a panic message.
 const MAX_PANIC: usize = 1024;
 
-/// Maximum time to write the last lines: 200 ms.
+/// How long writing the last lines may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The target of the stderr of a command.
+/// The target for a command's stderr.
 const SERVER_TARGET: &str = "mcp_server";
 
-/// The text format. Lines of a command show their target.
+/// The text format, in which only a command's lines show their target.
 struct Lines {
     proxy: Format,
     server: Format,
 }
 
-/// The log of this process.
+/// This process's log.
 #[derive(Debug)]
 #[must_use]
 pub struct Log {
@@ -71,17 +72,17 @@ pub struct Log {
     traces: Option<Traces>,
 }
 
-/// Installs the log of this process.
+/// Installs this process's log.
 ///
 /// # Errors
 ///
-/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed. Returns another error if the writer thread, or
-/// the export of traces, cannot be started.
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed, and another error if the writer thread or the
+/// export of traces cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
         Some(text) => {
-            EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
+            EnvFilter::try_new(prepend_default(&text.to_string_lossy())).map_err(|error| {
                 let text = format!("environment variable RUST_LOG: {error}");
                 io::Error::new(io::ErrorKind::InvalidInput, text)
             })?
@@ -106,7 +107,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     #[cfg(not(feature = "otel"))]
     let log = registry().with(filter).with(lines(format, queue.clone()));
     log.init();
-    // The default hook may block on standard error.
+    // The default hook might block on standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
         error!(
@@ -127,7 +128,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let layer = tracing_subscriber::fmt::layer()
-        // Internal errors are printed with `eprintln!`, which panics where standard error cannot be written.
+        // Internal errors are printed with `eprintln!`, which panics if standard error cannot be written to.
         .log_internal_errors(false)
         .with_writer(move || queue.clone());
     match format {
@@ -143,7 +144,7 @@ where
 }
 
 /// Prepends the default filter, unless `filter` has a level for all targets.
-fn with_default(filter: &str) -> String {
+fn prepend_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
         !part.is_empty() && part.parse::<LevelFilter>().is_ok()
@@ -155,7 +156,7 @@ fn with_default(filter: &str) -> String {
     }
 }
 
-/// Returns the number of dropped lines.
+/// Returns the number of lines that have been dropped.
 #[must_use]
 pub fn dropped() -> u64 {
     queue::dropped()
@@ -164,7 +165,7 @@ pub fn dropped() -> u64 {
 // === impl Log ===
 
 impl Log {
-    /// Sends the last traces, for at most 500 ms. Then waits for the last lines, for at most 200 ms.
+    /// Sends the last traces, for up to 500 ms, then waits for the last lines, for up to 200 ms.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {
@@ -174,19 +175,19 @@ impl Log {
     }
 }
 
-/// Returns an observer that logs events that the layer logs only below info.
+/// Returns an observer that logs events which the layer itself only logs below info.
 ///
 /// These are clients that disconnect and resume, calls that complete while their client is away, and requests that cannot be
-/// read. `kept_for` is how long the answer to a call in a session is kept for its client, if at all.
+/// read. `kept_for` is how long the answer to a call in a session is kept for its client, if it is kept at all.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
-    // The fields are those of the layer's own lines.
+    // These are the fields in the layer's own lines.
     macro_rules! log_call {
         ($call:ident, $($rest:tt)+) => {
             info!(
                 call = %$call.id(),
-                jsonrpc.request.id = sanitized_name(&$call.request_id().to_string()),
-                mcp.method.name = sanitized_name($call.method()),
-                gen_ai.tool.name = $call.tool().map(sanitized_name),
+                jsonrpc.request.id = sanitize_name(&$call.request_id().to_string()),
+                mcp.method.name = sanitize_name($call.method()),
+                gen_ai.tool.name = $call.tool().map(sanitize_name),
                 mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.display(id)).as_deref(),
                 $($rest)+
             )
@@ -204,13 +205,13 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                         call,
                         cause,
                         ?grace,
-                        "client disconnected, its call waits for a resume (--grace, --tool-grace)"
+                        "client disconnected, call is waiting for it to resume (--grace, --tool-grace)"
                     );
                 }
                 None => log_call!(
                     call,
                     cause,
-                    "client disconnected, its call keeps running (--grace, --tool-grace, --exempt)"
+                    "client disconnected, call keeps running (--grace, --tool-grace, --exempt)"
                 ),
             }
         }
@@ -218,7 +219,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
             let Some(what) = describe_unparsed(*reason) else {
                 return;
             };
-            // A client may send many of these.
+            // A client might send many of these.
             let is_first = {
                 let mut logged = lock(&logged);
                 let is_first = !logged.contains(reason);
@@ -228,7 +229,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 is_first
             };
             if is_first {
-                warn!("{what}: a disconnect does not cancel such a request (logged once)");
+                warn!("{what}: a disconnect does not cancel such requests (logged once)");
             }
         }
         Event::Resumed {
@@ -250,7 +251,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                         call,
                         ?away,
                         ?kept_for,
-                        "call completed, its answer is kept for its client (--buffer)"
+                        "call completed, answer is kept for its client (--buffer)"
                     );
                 }
                 None => log_call!(call, ?away, "call completed while its client was away"),
@@ -260,7 +261,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
     }
 }
 
-/// Describes a request that the layer cannot read, but a server may read as a call.
+/// Describes a request that the layer cannot read, but that a server might read as a call.
 ///
 /// Returns `None` for any other request.
 fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {
@@ -268,7 +269,7 @@ fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {
         ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",
         ParseFailure::EscapedKey => "a request has an escaped member name",
         ParseFailure::DuplicateKey => "a request has a duplicate member",
-        ParseFailure::WrongType => "the params of a request are not an object",
+        ParseFailure::WrongType => "a request's params are not an object",
         ParseFailure::NotAMessage => "a request is not a JSON-RPC 2.0 message",
         ParseFailure::TooDeep => "a request is nested too deeply",
         ParseFailure::Batch => "a request is a batch",
@@ -277,7 +278,7 @@ fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {
     })
 }
 
-fn sanitized_name(text: &str) -> String {
+fn sanitize_name(text: &str) -> String {
     sanitize(text.as_bytes(), MAX_NAME)
 }
 
@@ -309,10 +310,10 @@ mod tests {
     #[test]
     fn a_filter_with_a_level_for_all_targets_replaces_the_default() {
         for filter in ["debug", "off,mcp_server=info", "hyper=debug, WARN"] {
-            assert_eq!(with_default(filter), filter);
+            assert_eq!(prepend_default(filter), filter);
         }
         for filter in ["hyper=debug", "verbose", "mcp_cancel_proxy=error,"] {
-            assert_eq!(with_default(filter), format!("{DEFAULT},{filter}"));
+            assert_eq!(prepend_default(filter), format!("{DEFAULT},{filter}"));
         }
     }
 }

@@ -24,12 +24,12 @@ mod demo;
 /// The exit code for configuration errors.
 const USAGE: u8 = 2;
 
-/// Maximum time to write the last line to standard error: 1 s.
+/// How long printing the last line to standard error may take.
 const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.
+/// How long the runtime may take to drop its tasks, which kills the session processes.
 ///
-/// A blocking name lookup cannot be dropped. The exit waits no longer than this for one.
+/// A blocking name lookup cannot be aborted, so this is also the longest that the exit waits for one.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -88,7 +88,7 @@ async fn run() -> ExitCode {
 
 /// Reports a configuration error, or prints the help or the version.
 ///
-/// Exits at once for a command-line error, the help and the version.
+/// For a command-line error, the help and the version, this exits the process at once.
 fn report(error: ConfigError) -> ExitCode {
     if let ConfigError::Options(error) = error {
         error.exit();
@@ -97,10 +97,10 @@ fn report(error: ConfigError) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Writes a line to standard error. Gives up after [`PRINT_TIMEOUT`], for example if the pipe is full.
+/// Writes a line to standard error, giving up after [`PRINT_TIMEOUT`] if the pipe is full.
 fn print_error(line: impl fmt::Display) {
     let line = line.to_string();
     let (done, written) = mpsc::channel();
     thread::spawn(move || done.send(writeln!(io::stderr(), "{line}")));
-    let _in_time = written.recv_timeout(PRINT_TIMEOUT);
+    let _ = written.recv_timeout(PRINT_TIMEOUT);
 }

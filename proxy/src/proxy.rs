@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::{
     admin::{Admin, AdminState, Readiness},
     config::Config,
-    cors::{self, WithoutCors},
+    cors::{self, StripCors},
     descriptors::Descriptors,
     drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
     event_store::EventStore,
@@ -44,10 +44,10 @@ use crate::{
 #[cfg(feature = "otel")]
 use crate::traces::{self, Traced, TracedBodies};
 
-/// How long the start waits for a connection to the upstream: 1 s.
+/// How long startup waits for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that listens and serves when [`serve`](Self::serve) is called.
+/// A proxy that is already listening, and serves once [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -55,17 +55,17 @@ pub struct Proxy {
     server: Server,
     frontend: Frontend,
     admin: Option<Admin>,
-    /// The labels of metrics, if there are metrics.
+    /// The tool names that label metrics, if there are metrics.
     tools: Option<ToolNames>,
     readiness: Readiness,
     ended: EndedCalls,
 }
 
-/// Number of ended calls. Clones share it.
+/// Counts the calls that have ended. Clones share the count.
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 
-/// Why a proxy does not start, as a message for the user.
+/// The reason a proxy could not start, as a message for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
@@ -87,9 +87,9 @@ pub enum StartError {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Listens on the configured addresses, and logs the start.
+    /// Listens on the configured addresses and logs the startup messages.
     ///
-    /// Raises the descriptor limit of this process. With `--admin`, also installs the metrics recorder.
+    /// This also raises this process's descriptor limit and, with `--admin`, installs the metrics recorder.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
@@ -125,7 +125,7 @@ impl Proxy {
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
                 let admin = Admin::bind(address, filter, state).await;
                 let admin = admin.map_err(|error| StartError::listen("--admin", address, error))?;
-                // `Metrics::new` registers its metrics with the recorder that `Admin::bind` has installed.
+                // `Metrics::new` registers its metrics with the recorder that `Admin::bind` has just installed.
                 let names = ToolNames::new();
                 layer = layer.observe(Metrics::new().tool_names(names.clone()));
                 tools = Some(names);
@@ -144,7 +144,7 @@ impl Proxy {
             ended,
         };
         proxy.log_startup().await?;
-        if let Some(sessions) = descriptors.fewer_sessions() {
+        if let Some(sessions) = descriptors.session_limit() {
             warn!(
                 "the limit of {1} descriptors (ulimit -n) is enough for about {sessions} sessions, fewer than --max-sessions {0}",
                 proxy.config.max_sessions,
@@ -154,12 +154,12 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Returns the address for clients.
+    /// Returns the address on which the proxy listens for clients.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }
 
-    /// Returns the address for operators, if any.
+    /// Returns the address on which it listens for operators, if any.
     pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
         self.admin.as_ref().map(Admin::local_addr).transpose()
     }
@@ -194,7 +194,7 @@ impl Proxy {
                 info!("--admin: health, metrics and calls on http://{admin}/")
             } else if self.config.operators.admin_token.is_some() {
                 info!(
-                    "--admin: health and metrics on http://{admin}, and calls with the token of --admin-token"
+                    "--admin: health and metrics on http://{admin}, and calls with the token from --admin-token"
                 )
             } else {
                 warn!(
@@ -207,7 +207,7 @@ impl Proxy {
 
     /// Serves until `stop` completes, then shuts down in bounded time.
     ///
-    /// The shutdown drains the calls, closes the connections, and ends the processes of sessions.
+    /// The shutdown drains the calls, closes the connections and stops the session processes.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
@@ -227,16 +227,16 @@ impl Proxy {
             let (started, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
             let remaining_drain = || self.config.drain.saturating_sub(started.elapsed());
-            // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
-            // reads the answer.
+            // A call ends as soon as it is answered, so a drain alone could find no call and close the stream while its client is
+            // still reading the answer.
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
-            let _in_time = timeout(remaining_drain(), answers_read).await;
+            let _ = timeout(remaining_drain(), answers_read).await;
             let cancelled = calls.drain(remaining_drain()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // The frontend then closes its connections, and lets clients read their answers in the time that is left.
-            let _sent = begin_close.send(remaining_drain());
+            // The frontend now closes its connections, but lets clients read their answers in the time that is left.
+            let _ = begin_close.send(remaining_drain());
             let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(started.elapsed())
                 .max(MIN_PROCESS_TIMEOUT);
@@ -250,12 +250,12 @@ impl Proxy {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // If the pages for operators end, clients are still served.
+            // Clients are still served, even if the operator pages end.
             pending().await
         };
         let serving = match cors::layer(self.config.allow_origin) {
             Some(cors) => {
-                let service = OuterService(cors.layer(WithoutCors(service)));
+                let service = OuterService(cors.layer(StripCors(service)));
                 Either::Left(self.frontend.serve(service, closing))
             }
             None => Either::Right(self.frontend.serve(service, closing)),
@@ -267,21 +267,21 @@ impl Proxy {
     }
 }
 
-/// Waits until clients have read their answers, and no call is being read in the background.
+/// Waits until clients have read their answers and no call is being read in the background.
 async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundCalls) {
-    // Polled, because nothing signals that a client has read an answer.
+    // This polls, because nothing signals that a client has read an answer.
     while server.is_in_progress() || !background_calls.is_empty() {
         sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Returns the configured layer. `store` confirms the orphans of an upstream.
+/// Builds the configured layer, in which `store` confirms an upstream's orphans.
 fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
-        match graces.of(call.tool()) {
+        match graces.for_tool(call.tool()) {
             // An upstream cancels a call without a session when its connection closes, so a grace would have no effect.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
@@ -301,8 +301,8 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // For upstreams only. The calls of a command have an event stream at once. `stdio` refuses a call whose id the command may
-    // confuse with that of another one.
+    // This is for upstreams only, because a command's calls get an event stream at once, and `stdio` refuses a call if the
+    // command could confuse its id with another one's.
     if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after).exempt(|call| {
             call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
@@ -314,7 +314,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if JavaScript reads another id as the same number.
+/// Returns `true` if JavaScript reads a different id as the same number.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
@@ -322,7 +322,7 @@ fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
 
 /// Describes whether the upstream accepts connections.
 ///
-/// Returns an empty string for a command, which has not been started yet.
+/// Returns an empty string for a command, because none has been started yet.
 fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
     match (server, connected) {
         (Server::Stdio(_), _) => String::new(),
@@ -341,7 +341,7 @@ fn describe_disconnect(grace: Grace, is_upstream: bool) -> String {
     match grace {
         Grace::Immediate => "a disconnect cancels its call at once (--grace)".to_owned(),
         Grace::Never => "a disconnect cancels no call (--grace)".to_owned(),
-        // A call without a session is cancelled by the end of its connection.
+        // A call without a session is cancelled as soon as its connection closes.
         Grace::After(grace) if is_upstream => format!(
             "a disconnect cancels its call after {grace:?} unless its client resumes it, or at once without a session (--grace)"
         ),
@@ -355,7 +355,7 @@ fn describe_disconnect(grace: Grace, is_upstream: bool) -> String {
     }
 }
 
-/// Names the tools to which [`describe_disconnect`] does not apply, if any.
+/// Lists the tools to which [`describe_disconnect`] does not apply, if any.
 fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {
@@ -366,7 +366,7 @@ fn describe_tool_exceptions(config: &Config) -> String {
     }
 }
 
-/// Returns the tools that options name.
+/// Returns the tools that are named in options.
 fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
     let exempt = config.exempt.iter().map(String::as_str);
     exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))
@@ -375,7 +375,7 @@ fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
 // === impl EndedCalls ===
 
 impl EndedCalls {
-    /// Returns an observer that counts the calls that end.
+    /// Returns an observer that counts calls as they end.
     fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
         let count = self.0.clone();
         move |event| {
@@ -424,7 +424,7 @@ impl fmt::Display for StartError {
             } if error.kind() == io::ErrorKind::AddrInUse => {
                 write!(
                     f,
-                    "another program listens on {address}: choose a free port with {option}"
+                    "another program is already listening on {address}: choose a free port with {option}"
                 )
             }
             Self::Listen { address, error, .. } => write!(f, "cannot listen on {address}: {error}"),

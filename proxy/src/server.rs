@@ -34,11 +34,11 @@ pub enum Server {
     Stdio(Stdio),
 }
 
-/// Current statistics of a server, for metrics.
+/// A server's current statistics, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of running sessions of a command, or of an upstream's sessions in the event store.
+    /// Number of running sessions, or of an upstream's sessions in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
@@ -48,13 +48,13 @@ pub struct Stats {
     pub resumes: u64,
     /// Number of times a client was notified of missing events.
     ///
-    /// Counted when the stream is removed.
+    /// These are counted when the stream is removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
 }
 
-/// An error from [`Server::new`].
+/// Error returned by [`Server::new`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerError {
@@ -103,7 +103,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each process needs a session in the store while it is running.
+                // Each running process needs a session in the store.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -131,9 +131,9 @@ impl Server {
         self.is_resumable().then(|| Limits::default().retention)
     }
 
-    /// Returns the event store that confirms an upstream's orphans.
+    /// Returns the event store that confirms an upstream's orphans, if there is one.
     ///
-    /// Returns `None` for a command, and for an upstream whose events are not kept.
+    /// There is none for a command, nor for an upstream whose events are not kept.
     pub fn event_store(&self) -> Option<EventStore> {
         match self {
             Self::Resumable(resumable) => Some(resumable.event_store().clone()),
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the upstream and closes it again. Does nothing for a command.
+    /// Opens a connection to the upstream and closes it again, or does nothing for a command.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl Server {
             Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
-            // Sessions of the event store outlive their process.
+            // Sessions in the event store outlive their processes.
             sessions: stdio.map_or(store.sessions, |stdio| stdio.sessions),
             children: stdio.map_or(0, |stdio| stdio.children),
             buffer_bytes: store.buffer_bytes,
@@ -183,7 +183,7 @@ impl Server {
         }
     }
 
-    /// Stops all processes of a command, waiting for at most `timeout`. Does nothing for an upstream.
+    /// Stops all of a command's processes, waiting at most `timeout`. Does nothing for an upstream.
     pub async fn shutdown(&self, timeout: Duration) {
         if let Self::Stdio(stdio) = self {
             stdio.shutdown(timeout).await;

@@ -1,4 +1,4 @@
-//! Runs the sub-commands: the health of a running proxy, the manual page, and completions.
+//! Runs the sub-commands: health check, manual page and completions.
 
 use std::{
     ffi::OsString,
@@ -23,10 +23,10 @@ use crate::{
     forward::root_cause,
 };
 
-/// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and Kubernetes probes 1 s.
+/// How long a health check may take. Container engines wait 30 s by default, and Kubernetes probes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs the sub-command in the arguments. Returns `None` if there is none.
+/// Runs the sub-command given in the arguments, or returns `None` if there is none.
 pub async fn run_if_requested(args: &[OsString]) -> Option<Result<ExitCode, ConfigError>> {
     match Subcommand::read(args)? {
         Ok(subcommand) => Some(run(subcommand).await),
@@ -63,14 +63,14 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer, or why there is none. Returns success only if the proxy is healthy.
+/// Prints the proxy's answer, or why there is none, and returns success if it is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
-    let url = format!("http://{}/healthz", reachable(admin));
+    let url = format!("http://{}/healthz", connect_address(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {
         Ok(Ok(status)) if status.is_success() => print(Ok(format!("{url}: {status}\n").into())),
-        Ok(Ok(status)) => unhealthy(format_args!("{url}: {status}")),
-        Ok(Err(error)) => unhealthy(format_args!("{url}: {error}")),
-        Err(_) => unhealthy(format_args!("{url}: no answer in {HEALTH_TIMEOUT:?}")),
+        Ok(Ok(status)) => fail(format_args!("{url}: {status}")),
+        Ok(Err(error)) => fail(format_args!("{url}: {error}")),
+        Err(_) => fail(format_args!("{url}: no answer within {HEALTH_TIMEOUT:?}")),
     }
 }
 
@@ -82,8 +82,8 @@ async fn status(url: &str) -> Result<StatusCode, String> {
     Ok(response.map_err(|error| root_cause(&error))?.status())
 }
 
-/// Returns an address to connect to: a listener on all addresses is reached on loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
+/// Returns an address to connect to, which is loopback if the proxy listens on all addresses.
+fn connect_address(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -94,8 +94,8 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 /// Prints a line to standard error and returns failure.
-fn unhealthy(line: fmt::Arguments<'_>) -> ExitCode {
-    let _written = writeln!(io::stderr(), "{line}");
+fn fail(line: fmt::Arguments<'_>) -> ExitCode {
+    let _ = writeln!(io::stderr(), "{line}");
     ExitCode::FAILURE
 }
 
@@ -103,6 +103,6 @@ fn unhealthy(line: fmt::Arguments<'_>) -> ExitCode {
 fn print(text: io::Result<Vec<u8>>) -> ExitCode {
     match text.and_then(|text| io::stdout().write_all(&text)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => unhealthy(format_args!("error: {error}")),
+        Err(error) => fail(format_args!("error: {error}")),
     }
 }

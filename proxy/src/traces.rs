@@ -1,10 +1,11 @@
-//! Traces for OpenTelemetry, over OTLP (feature `otel`).
+//! OpenTelemetry traces over OTLP (feature `otel`).
 //!
-//! 1. If neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, there are no traces, and `traceparent`
-//!    passes as it is. The same is true if one of the variables in `OFF` has its value.
-//! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
-//! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
-//!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
+//! 1. If neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, there are no traces, and
+//!    `traceparent` is passed through unchanged. This is also the case if a variable in `OFF` is set to its value.
+//! 2. Each POST is a span, whose parent is taken from the request's `traceparent`. The server gets the span as the parent of its
+//!    own.
+//! 3. A call's span has the names of its method and tool, and lasts until the call has ended, even without a client. It has the
+//!    outcome, and the layer's log lines are its events. No header, parameter or path is shown.
 
 use std::{
     convert::Infallible,
@@ -47,10 +48,10 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
 use crate::{http_service::HttpService, message::sanitize};
 
-/// The target of the spans, which are not part of the log.
+/// The target for the spans, which are not part of the log.
 pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
 
-/// The target of the layer's log lines.
+/// The target for the layer's log lines.
 const LAYER: &str = "mcp_cancel_on_disconnect";
 
 /// OpenTelemetry's environment variables that specify the collector.
@@ -59,33 +60,33 @@ const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
-/// The variables and values of OpenTelemetry that turn traces off.
+/// The OpenTelemetry variables and values that turn traces off.
 const OFF: [(&str, &str); 2] = [
     ("OTEL_SDK_DISABLED", "true"),
     ("OTEL_TRACES_EXPORTER", "none"),
 ];
 
-/// Time to send spans: 5 s.
+/// How long sending spans may take.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time to send the last spans when the program ends: 500 ms.
+/// How long sending the last spans may take when the program ends.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum size of a collector's answer: 64 KiB.
+/// Maximum size of a collector's answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Maximum number of bytes of a name from a client: 128.
+/// Maximum number of bytes in a name from a client.
 const MAX_NAME: usize = 128;
 
 /// The spans on their way to a collector.
 #[derive(Debug)]
 pub(crate) struct Traces(SdkTracerProvider);
 
-/// A service whose POST requests are spans.
+/// A service that turns POST requests into spans.
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads the body of a request in the request's span, on any task.
+/// A service that reads a request's body within the request's span, on any task.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
@@ -94,7 +95,7 @@ struct TracedBody {
     span: Span,
 }
 
-/// Sends spans on the runtime of the program, because the exporter has a thread of its own.
+/// Sends spans on the program's runtime, because the exporter has a thread of its own.
 struct Sender {
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,
@@ -106,7 +107,7 @@ struct Sender {
 impl Traces {
     /// Starts sending spans. Must be called on a runtime.
     ///
-    /// Returns `None` if the environment specifies no collector, or turns traces off.
+    /// Returns `None` if the environment does not specify a collector, or turns traces off.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF
@@ -147,7 +148,7 @@ impl Traces {
             }))
     }
 
-    /// Sends the last spans, for at most [`END_TIMEOUT`].
+    /// Sends the last spans, for up to [`END_TIMEOUT`].
     pub(crate) fn end(self) {
         if let Err(error) = self.0.shutdown_with_timeout(END_TIMEOUT) {
             warn!(%error, "the last traces were not sent (OTEL_EXPORTER_OTLP_ENDPOINT)");
@@ -155,7 +156,7 @@ impl Traces {
     }
 }
 
-/// Returns `true` for a log line of the layer, which becomes an event of the span.
+/// Returns `true` for one of the layer's log lines, which become events of the span.
 fn is_layer_line(metadata: &Metadata<'_>) -> bool {
     metadata.target() == LAYER && metadata.is_event() && *metadata.level() <= Level::DEBUG
 }
@@ -191,16 +192,16 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
         }
         let propagator = TraceContextPropagator::new();
         let parent = propagator.extract(&HeaderExtractor(request.headers()));
-        // Fails only if the span has started.
-        let _set = span.set_parent(parent);
+        // Fails only if the span has already started.
+        let _ = span.set_parent(parent);
         let mut headers = HeaderInjector(request.headers_mut());
         propagator.inject_context(&span.context(), &mut headers);
-        let answering = span.in_scope(|| self.0.call(request));
-        Either::Right(answering.instrument(span))
+        let response_future = span.in_scope(|| self.0.call(request));
+        Either::Right(response_future.instrument(span))
     }
 }
 
-/// Adds what is known of a call to its span, in which the layer reports its events.
+/// Records what is known about a call in its span, within which the layer reports its events.
 pub(crate) fn observe(event: &Event<'_>) {
     let sanitized = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
     match event {
@@ -214,7 +215,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 }
                 None => method.clone(),
             };
-            // `tracing` cannot rename a span that has started, so the OpenTelemetry span is renamed.
+            // `tracing` cannot rename a span once it has started, so rename the OpenTelemetry span instead.
             span.context().span().update_name(name);
             span.record("mcp.method.name", method);
             span.record(
@@ -237,7 +238,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 span.record("otel.status_code", "ERROR");
                 span.record("error.type", reason);
             }
-            // Tasks may hold the span until the program ends, and a span that has not ended by then is not sent.
+            // Tasks can hold on to the span until the program ends, and a span that has not ended by then is never sent.
             span.context().span().end();
         }
         _ => {}
@@ -318,7 +319,7 @@ impl HttpClient for Sender {
             let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
         };
-        // The thread of the exporter has no timers.
+        // The exporter's thread has no timers.
         let sending = self
             .runtime
             .spawn(async { timeout(SEND_TIMEOUT, send).await });

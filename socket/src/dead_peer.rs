@@ -1,9 +1,9 @@
 //! The socket options that detect a dead peer.
 //!
-//! Two options are needed. `SO_KEEPALIVE` probes an idle connection and is suspended while sent data is unacknowledged.
-//! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, and on its own has no effect on an idle connection.
-//! Without the first, a dead peer on an idle connection is never detected. Without the second, one that does not acknowledge
-//! data is detected only after the kernel's own retries, about 15 minutes by default.
+//! It takes two options. `SO_KEEPALIVE` probes an idle connection, but is suspended while sent data is unacknowledged.
+//! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, but has no effect of its own on an idle connection.
+//! Without the first, a dead peer on an idle connection is never detected. Without the second, a peer that does not acknowledge
+//! data is detected only after the kernel's own retries, which by default take about 15 minutes.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -13,16 +13,16 @@ use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Maximum user timeout: 24 days. The kernel counts milliseconds in 31 bits.
+/// Maximum user timeout, about 24 days. The kernel counts milliseconds in 31 bits.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer from which neither a FIN nor an RST arrives.
+/// Makes the kernel detect a dead peer, from which neither a FIN nor an RST arrives.
 ///
-/// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
+/// This happens, for example, when a cable is pulled, a NAT drops the connection, or a machine loses power.
 ///
-/// On Linux, apply the options once to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to each
-/// accepted socket, for example with axum's `ListenerExt::tap_io`.
+/// On Linux, apply the options once, to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to
+/// each accepted socket, for example with axum's `ListenerExt::tap_io`.
 ///
 /// ```
 /// use watched_socket::DeadPeer;
@@ -40,14 +40,14 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Time to detection
 ///
-/// The time is counted from the last packet from the peer; *w* is the time from that packet to the next write:
+/// The time is counted from the peer's last packet; *w* is the time from that packet to the next write:
 ///
-/// - nothing is written: idle + interval × probes, 90 s by default;
-/// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that writes a
-///   keep-alive every 15 s detects a dead peer within 106 s by default.
+/// - if nothing is written: idle + interval × probes, which is 90 s by default;
+/// - if something is written: *w* + user timeout, plus up to half a second for the first retransmission. By default, a server
+///   that writes a keep-alive every 15 s detects a dead peer within 106 s.
 ///
-/// Keep the user timeout at idle + interval × probes. On Linux it overrides the number of probes: the kernel gives up at the
-/// first probe after the user timeout.
+/// Keep the user timeout at idle + interval × probes. On Linux it overrides the number of probes, because the kernel gives up
+/// at the first probe after the user timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -62,23 +62,25 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Why not shorter
 ///
-/// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s closed
-/// connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of clients that had
-/// not read for 8 s. The defaults tolerate a change of networks, and a client that a debugger or a closed laptop lid pauses for a minute.
+/// The options cannot distinguish a dead peer from one that is merely unreachable for a while. In a test, a user timeout of 5 s
+/// closed connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of
+/// clients that had not read for 8 s. The defaults tolerate a change of networks, and clients that are paused for a minute by a
+/// debugger or a closed laptop lid.
 ///
 /// # Clients that are not reading
 ///
-/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the
-/// kernel resets a client that is alive but has not read for the user timeout, whatever the server allows. If the server has its
-/// own timeout for clients that are not reading, keep the user timeout above it. If clients may pause for as long as they
-/// like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries, about 15 min.
+/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, even though the peer acknowledges each probe. The
+/// kernel therefore resets a client that is alive but has not read for the user timeout, whatever the server allows. If the
+/// server has its own timeout for clients that are not reading, keep the user timeout above it. If clients may pause for as
+/// long as they like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries,
+/// which take about 15 min.
 ///
 /// # HTTP/2
 ///
-/// hyper's keep-alive pings do not replace these options. They end the streams of a dead peer, but the connection's task
-/// hangs in its last write until the kernel gives up. Set both.
+/// hyper's keep-alive pings do not replace these options. They do end a dead peer's streams, but the connection's task hangs in
+/// its last write until the kernel gives up. Set both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "nothing is set before `apply`"]
+#[must_use = "nothing is set until `apply` is called"]
 pub struct DeadPeer {
     idle: Duration,
     interval: Duration,
@@ -86,7 +88,9 @@ pub struct DeadPeer {
     user_timeout: Duration,
 }
 
-/// The options that [`DeadPeer::apply`] has set. For the log, `Display` also lists what this platform lacks.
+/// The options that [`DeadPeer::apply`] has set.
+///
+/// `Display` formats them for the log, along with what this platform lacks.
 ///
 /// ```
 /// use watched_socket::DeadPeer;
@@ -109,8 +113,8 @@ pub struct Applied {
 impl DeadPeer {
     /// Returns the default options. [`DeadPeer`] has an example.
     ///
-    /// With these, the kernel probes after 30 s of silence, then every 10 s, and gives up after six unanswered probes. It also gives
-    /// up when sent data stays unacknowledged for 90 s.
+    /// With these, the kernel starts to probe after 30 s of silence, repeats this every 10 s, and gives up after six unanswered
+    /// probes. It also gives up once sent data has been unacknowledged for 90 s.
     pub fn new() -> Self {
         Self {
             idle: Duration::from_secs(30),
@@ -122,7 +126,7 @@ impl DeadPeer {
 
     /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`).
     ///
-    /// Rounded up to whole seconds, at least one.
+    /// This is rounded up to whole seconds, with a minimum of one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -132,15 +136,15 @@ impl DeadPeer {
     /// assert_eq!(rounded, DeadPeer::new());
     /// ```
     pub fn idle(mut self, idle: Duration) -> Self {
-        self.idle = whole_seconds(idle);
+        self.idle = round_up_to_seconds(idle);
         self
     }
 
-    /// Sets the time between two probes (`TCP_KEEPINTVL`).
+    /// Sets the time between probes (`TCP_KEEPINTVL`).
     ///
-    /// Rounded up to whole seconds, at least one.
+    /// This is rounded up to whole seconds, with a minimum of one.
     pub fn interval(mut self, interval: Duration) -> Self {
-        self.interval = whole_seconds(interval);
+        self.interval = round_up_to_seconds(interval);
         self
     }
 
@@ -154,16 +158,16 @@ impl DeadPeer {
 
     /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     ///
-    /// Also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own limit. Any other
-    /// value counts as at least 1 ms and at most 24 days.
+    /// This also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own
+    /// limit. Any other value is clamped to between 1 ms and 24 days.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
     }
 
-    /// Sets the options on a listening or a connected TCP socket.
+    /// Sets the options on a listening or connected TCP socket.
     ///
-    /// An option that this platform lacks is not set and is no error: see [`Applied`].
+    /// Options that this platform lacks are skipped, which is not an error (see [`Applied`]).
     ///
     /// # Errors
     ///
@@ -192,10 +196,10 @@ impl DeadPeer {
             applied.has_probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
-        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have options of their own, but socket2 lacks them.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and zero means its own limit. So a fraction of a millisecond becomes 1 ms.
+            // The kernel counts milliseconds and takes zero to mean its own limit, so a fraction of one becomes 1 ms.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
@@ -214,8 +218,8 @@ impl Default for DeadPeer {
     }
 }
 
-/// Rounds up, because fractions of a second would be cut off and zero is refused.
-fn whole_seconds(time: Duration) -> Duration {
+/// Rounds up because fractions of a second would be cut off, and zero would be refused.
+fn round_up_to_seconds(time: Duration) -> Duration {
     let fraction = u64::from(time.subsec_nanos() > 0);
     Duration::from_secs(time.as_secs().saturating_add(fraction).max(1))
 }
@@ -240,7 +244,7 @@ impl fmt::Display for Applied {
                 requested.interval, requested.probes
             )?;
         } else {
-            f.write_str("interval and number of probes as this platform has them; ")?;
+            f.write_str("interval and number of probes as set by the platform; ")?;
         }
         if !self.has_user_timeout {
             return f.write_str(
@@ -294,7 +298,7 @@ mod tests {
                     let options = second(first(DeadPeer::new(), first_value), second_value);
                     match options.apply(&listener()) {
                         Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
-                        // The kernel refuses numbers out of its range.
+                        // The kernel refuses numbers that are out of range.
                         Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
                     }
                 }

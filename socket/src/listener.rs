@@ -1,4 +1,4 @@
-//! The listener that accepts watched connections.
+//! A listener that accepts watched connections.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -7,18 +7,18 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// Delay after an accept error that does not concern a single connection: 1 s.
+/// How long to wait after an accept error that does not concern a single connection.
 ///
-/// An immediate retry would spin, for example while too many files are open.
+/// Retrying immediately would spin, for example while too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading. hyper does not read while the next request
-/// is buffered, or the request body is left unread. With a plain `TcpListener`, such a disconnect is detected only when
-/// a write fails, and never without a write.
+/// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading. hyper stops reading while the next
+/// request is buffered, or while the request body is left unread. With a plain `TcpListener`, such a disconnect is detected
+/// only once a write fails, so without a write it is never detected.
 ///
-/// An accept loop puts the peer of the stream into the extensions of each of its requests:
+/// An accept loop puts each stream's peer into the extensions of its requests:
 ///
 /// ```
 /// use http::{Request, Response};
@@ -42,7 +42,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 ///         tokio::spawn(async move {
 ///             let builder = auto::Builder::new(TokioExecutor::new());
 ///             let service = TowerToHyperService::new(service);
-///             let _ended = builder.serve_connection(TokioIo::new(stream), service).await;
+///             let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 ///         });
 ///     }
 /// }
@@ -61,7 +61,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// With the `axum` feature, it is a listener for `axum::serve`:
+/// With the `axum` feature, it can be passed to `axum::serve`:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -94,10 +94,10 @@ impl WatchedListener {
         Self { listener }
     }
 
-    /// Waits for the next connection. Returns it with the address of its client.
+    /// Waits for the next connection, and returns it along with the client's address.
     ///
-    /// Errors are handled as in `axum::serve`. An error of a single connection is ignored. Any other error, such as too many
-    /// open files, is logged, and the listener retries one second later.
+    /// Errors are handled as in `axum::serve`: those that concern a single connection are ignored, whereas any other error,
+    /// such as too many open files, is logged, and the listener retries one second later.
     ///
     /// # Cancel safety
     ///
@@ -119,13 +119,13 @@ impl WatchedListener {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`TcpListener::local_addr`].
+    /// Fails whenever [`TcpListener::local_addr`] does.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 }
 
-/// Returns `true` if the connection ended before it was accepted.
+/// Returns `true` if the connection had ended before it was accepted.
 fn is_per_connection_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),

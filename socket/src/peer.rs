@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 
 /// The client's end of a connection.
 ///
-/// In an accept loop of your own, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every
-/// request. With the `axum` feature, [`WatchedListener`](super::WatchedListener) and
-/// `into_make_service_with_connect_info::<Peer>()` insert a `ConnectInfo<Peer>` instead. A handler may use the peer too:
+/// In your own accept loop, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every request. With
+/// the `axum` feature, [`WatchedListener`](super::WatchedListener) and `into_make_service_with_connect_info::<Peer>()` insert a
+/// `ConnectInfo<Peer>` instead. Handlers can use the peer, too:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -46,17 +46,18 @@ use tokio::net::TcpStream;
 /// # }
 /// ```
 ///
-/// A stored `Peer` does not keep the connection open.
+/// Storing a `Peer` does not keep the connection open.
 #[derive(Clone)]
 pub struct Peer {
     addr: SocketAddr,
     shared: Weak<SharedStream>,
 }
 
-/// A stream, shared by its owner and the tasks that await its peer.
+/// A stream that is shared by its owner and the tasks that await its peer.
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
-    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. If the read side closes after that, this side has closed it.
+    /// Whether the [`WatchedStream`](super::WatchedStream) has been dropped. If the read side is closed after that, this side
+    /// has closed it.
     pub(super) is_dropped: AtomicBool,
 }
 
@@ -67,9 +68,9 @@ impl Peer {
         Self { addr, shared }
     }
 
-    /// Returns the peer of a request's connection, or `None` if the connection is not watched.
+    /// Returns the peer for a request's connection, or `None` if the connection is not watched.
     ///
-    /// Custom accept loops insert a `Peer`. `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
+    /// Custom accept loops insert a `Peer`, whereas `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
     ///
     /// ```
     /// use watched_socket::Peer;
@@ -92,14 +93,15 @@ impl Peer {
         None
     }
 
-    /// Returns the address of the client.
+    /// Returns the client's address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
     /// Returns this `Peer` with another address.
     ///
-    /// For a server behind a proxy that passes the client's address on. The watched connection is still that of the proxy.
+    /// This is for servers behind a proxy that passes on the client's address. The connection that is watched is still the
+    /// proxy's.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -130,20 +132,21 @@ impl Peer {
 
     /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// That is when the kernel receives a FIN or an RST from the peer, or gives up after its own retries (see
+    /// The kernel knows once it has received a FIN or an RST from the peer, or has given up after its own retries (see
     /// [`DeadPeer`](super::DeadPeer)).
     ///
-    /// This needs no read or write, and works even while bytes from the peer are unread.
+    /// This requires no read or write, and works even while there are unread bytes from the peer.
     /// [`WatchedStream`](super::WatchedStream) has an example.
     ///
-    /// - If this side closes the connection first, or the runtime ends, the future releases the socket and never completes.
-    /// - A peer that shuts down only its sending side, and still reads, counts as disconnected, as it does for hyper. Do not
-    ///   await this on a server that sets hyper's `half_close`.
+    /// - If this side closes the connection first, or the runtime shuts down, the future releases the socket and never
+    ///   completes.
+    /// - A peer that has shut down only its sending side, and is still reading, counts as disconnected, as it does for hyper.
+    ///   Do not await this on a server that sets hyper's `half_close`.
     /// - The future completes only on Linux and Android.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this future is dropped. Any number of these futures may wait at the same time.
+    /// Nothing is lost if this future is dropped. Any number of these futures can wait at the same time.
     pub async fn closed(&self) {
         if let Some(shared) = self.shared.upgrade()
             && shared.closed_by_peer().await
@@ -177,13 +180,13 @@ impl fmt::Debug for Peer {
 impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = true;
 
-    /// Waits until our read side is closed. Returns `true` if the peer caused that.
+    /// Waits until our read side is closed. Returns `true` unless this side has closed it.
     ///
-    /// Returns `false` if this side did, or if the runtime is shutting down.
+    /// Also returns `false` if the runtime is shutting down.
     ///
-    /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
-    /// reporting data too. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait while
-    /// hyper waits.
+    /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports this without
+    /// also reporting data. Unlike `poll_read_ready`, `ready` supports any number of wakers, so all of a connection's requests
+    /// can wait at the same time as hyper.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;
@@ -192,10 +195,10 @@ impl SharedStream {
             }
             match ready {
                 Ok(ready) if ready.is_read_closed() => return true,
-                // Not expected, because tokio does not register for urgent data. Clearing the readiness prevents a spin.
+                // Not expected, because tokio does not register for urgent data. Clearing the readiness prevents a busy loop.
                 Ok(_) => {
                     let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-                    let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);
+                    let _ = self.stream.try_io(Interest::PRIORITY, unblock);
                 }
                 // The runtime is shutting down.
                 Err(_) => return false,
@@ -203,7 +206,7 @@ impl SharedStream {
         }
     }
 
-    /// Returns `true` if our read side is already closed, and the peer caused that.
+    /// Returns `true` if our read side is already closed, and this side has not closed it.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! Implements the listener traits of `axum::serve` for watched connections (feature `axum`).
+//! Implements `axum::serve`'s listener traits for watched connections (feature `axum`).
 
 use std::{io, net::SocketAddr};
 

@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
-//! It reads and writes as tokio's own `TcpStream` does, through the methods that take a shared reference. Like tokio, it saves a
-//! system call after a short transfer. A read that did not fill the buffer has drained the socket, and a write that did not empty the
-//! buffer has filled the socket. So the readiness that was recorded before such a transfer is cleared.
+//! It reads and writes just like tokio's own `TcpStream`, through the methods that take a shared reference. Like tokio, it
+//! saves a system call after a short transfer: a read that has not filled the buffer has drained the socket, and a write that
+//! has not emptied the buffer has filled the socket, so the readiness recorded before the transfer is cleared.
 
 use std::{
     fmt,
@@ -24,24 +24,24 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// `true` if the kernel reports only changes of readiness. On such a system, another transfer after a short one would block.
+/// Whether the kernel reports only changes in readiness. If so, another transfer after a short one would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",
     target_vendor = "apple"
 ));
 
-/// Maximum number of unsent bytes in the kernel: 32 KiB (`TCP_NOTSENT_LOWAT`).
+/// Maximum number of unsent bytes in the kernel (`TCP_NOTSENT_LOWAT`).
 ///
-/// The kernel may exceed it by one segment of 64 KiB. Chosen because a client that reads 10 KB/s takes all these bytes in 10 s.
-/// The bytes in flight, which determine the throughput, do not count.
+/// The kernel may exceed it by one segment of 64 KiB. A client that reads 10 KB/s takes this many bytes within 10 s. Bytes in
+/// flight, which determine the throughput, do not count.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MAX_UNSENT: u32 = 32 * 1024;
 
-/// A TCP stream whose peer can be watched. [`WatchedListener`](super::WatchedListener) accepts such streams.
+/// A TCP stream whose peer can be watched. Accepted by a [`WatchedListener`](super::WatchedListener).
 ///
-/// An accept loop of your own, around hyper for example, puts the [`Peer`] into the extensions of the requests, where
-/// [`Peer::of`] finds it.
+/// Your own accept loop, for example around hyper, can also create one. It puts the [`Peer`] into the extensions of the
+/// requests, where [`Peer::of`] finds it.
 ///
 /// ```
 /// use watched_socket::WatchedStream;
@@ -75,14 +75,15 @@ pub struct WatchedStream {
 // === impl WatchedStream ===
 
 impl WatchedStream {
-    /// Wraps a stream. `addr` is the client's address, as `accept` returns it.
+    /// Wraps a stream. `addr` is the client's address, as returned by `accept`.
     ///
-    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a server
-    /// detects within seconds that a slow client reads, and a response to a client that is not reading takes little kernel memory.
+    /// On Linux and Android, the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). That way, a
+    /// server detects within seconds that a slow client is reading, and a response to a client that is not reading takes up
+    /// little kernel memory.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        // A kernel without the option only buffers more.
-        let _best_effort = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
+        // A kernel without this option just buffers more.
+        let _ = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
         let is_dropped = AtomicBool::new(false);
         Self {
             shared: Arc::new(SharedStream { stream, is_dropped }),
@@ -95,7 +96,7 @@ impl WatchedStream {
         Peer::new(self.addr, Arc::downgrade(&self.shared))
     }
 
-    /// Returns the stream, for options such as `set_nodelay`. Do not read or write here: hyper does.
+    /// Returns the stream, for options such as `set_nodelay`. Do not read or write here, because hyper does.
     pub fn tcp(&self) -> &TcpStream {
         &self.shared.stream
     }
@@ -132,7 +133,7 @@ impl AsyncWrite for WatchedStream {
     ) -> Poll<io::Result<usize>> {
         let stream = self.tcp();
         let write = || stream.try_write_vectored(bufs);
-        // A short write does not mean a full socket: the kernel accepts a limited number of buffers at a time.
+        // A short write does not mean that the socket is full, because the kernel accepts a limited number of buffers at a time.
         poll_transfer(stream, cx, Interest::WRITABLE, 0, write)
     }
 
@@ -146,14 +147,14 @@ impl AsyncWrite for WatchedStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         match SockRef::from(self.tcp()).shutdown(Shutdown::Write) {
-            // The peer has reset the connection, so it is shut down already.
+            // The peer has reset the connection, so it is already shut down.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             done => Poll::Ready(done),
         }
     }
 }
 
-/// Runs `io` when the stream is ready for it.
+/// Runs `io` once the stream is ready for it.
 fn poll_transfer(
     stream: &TcpStream,
     cx: &mut Context<'_>,
@@ -174,12 +175,12 @@ fn poll_transfer(
     }
 }
 
-/// Runs `io`, and clears the readiness after a short transfer if the kernel is edge-triggered.
+/// Runs `io`. Clears the readiness after a short transfer if the kernel is edge-triggered.
 ///
 /// A transfer is short if it moved fewer than `wanted` bytes.
 ///
-/// `try_io` records the readiness before it runs its closure, and clears only that readiness if the closure returns `WouldBlock`. So
-/// readiness that arrives in the meantime is kept. Clearing it after the transfer could lose it.
+/// `try_io` records the readiness before it runs its closure, and clears only what it has recorded if the closure returns
+/// `WouldBlock`. That way, readiness that arrives in the meantime is kept. Clearing it after the transfer could lose it.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,
@@ -189,7 +190,7 @@ fn transfer(
     let mut moved = 0;
     let result = stream.try_io(interest, || {
         moved = io()?;
-        // Zero bytes are the end of the stream, which stays ready.
+        // Zero bytes mean the end of the stream, which stays ready.
         let is_short = 0 < moved && moved < wanted;
         if IS_EDGE_TRIGGERED && is_short {
             Err(io::ErrorKind::WouldBlock.into())
@@ -204,14 +205,14 @@ fn transfer(
 }
 
 impl Drop for WatchedStream {
-    /// Wakes the tasks that await the peer, because they hold the socket open.
+    /// Wakes the tasks that are awaiting the peer, because they hold the socket open.
     ///
-    /// Shutting down the read side sends no packet and ends their wait.
+    /// Shutting down the read side ends their wait without sending a packet.
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // Fails if the connection is closed. Then the tasks have already been woken.
-            let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
+            // Fails if the connection is closed, in which case the tasks have already been woken.
+            let _ = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::call::CancelReason;
 
-/// Why the stream of a call ended without the call's answer.
+/// Why a call's stream ended without the answer.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::DetachCause};
@@ -24,13 +24,14 @@ use crate::call::CancelReason;
 pub enum DetachCause {
     /// The client closed its connection or reset its stream.
     ///
-    /// hyper dropped the response or failed to read the request, or a service outside the layer dropped it, which looks the same.
+    /// Either hyper dropped the response or failed to read the request, or a service outside the layer dropped the response, which looks
+    /// the same.
     Disconnected,
     /// The kernel reported that the connection was closed while hyper was not reading from it.
     ///
     /// See `WatchedListener` (feature `socket`).
     PeerClosed,
-    /// The client is connected, but has not read for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
+    /// The client is still connected, but has not read anything for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
     /// The server ended the stream before the answer. It usually expects the client to resume (SEP-1699).
     ///
@@ -63,7 +64,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns the reason of a cancel that does not wait for a resume.
+    /// Returns the reason for a cancel that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {
@@ -120,7 +121,7 @@ impl Detachment {
 
     /// Returns how long ago the call was detached.
     ///
-    /// This time keeps growing, even after a resume. Read it when the event is reported.
+    /// This time keeps growing even after a resume, so read it when the event is reported.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

@@ -1,4 +1,4 @@
-//! The description of a call, for observers, policies and snapshots.
+//! A call's description, for observers, policies and snapshots.
 
 use std::{
     borrow::Cow,
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::key::{CallId, Key, RequestId, Scope, SessionKey};
 use crate::policy::EffectivePolicy;
 
-/// The method of 2026-07-28 whose response stream is the subscription.
+/// The 2026-07-28 method whose response stream is the subscription itself.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
 /// Describes a call, for observers, policies and snapshots.
@@ -58,24 +58,24 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     is_task: bool,
     is_cancelled_on_disconnect: bool,
-    /// Boxed, because most calls have the default.
+    /// Boxed, because most calls have the defaults.
     custom: Option<Box<Custom>>,
     /// Boxed, because most calls have none.
     typed: OnceLock<Box<TypedMeta>>,
 }
 
-/// The properties that the options of the layer add to a call.
+/// Properties that the layer's options add to a call.
 #[derive(Clone, Default)]
 struct Custom {
     policy: EffectivePolicy,
     extensions: Option<Arc<Extensions>>,
 }
 
-/// Properties that few calls have, and that only a session manager knows.
+/// Properties that few calls have and only a session manager knows.
 #[derive(Clone, Default)]
 struct TypedMeta {
     progress_token: Option<RequestId>,
-    /// Keyed hash of the method and the parameters. `None` unless the policy of the call sets `supersede`.
+    /// Keyed hash of the method and the parameters. `None` unless the call's policy sets `supersede`.
     fingerprint: Option<u64>,
 }
 
@@ -132,13 +132,12 @@ impl CallInfo {
         self.typed = OnceLock::from(typed);
     }
 
-    /// Merges the parts that only the typed message of the call has. A second merge has no effect.
+    /// Merges in the properties that only the call's typed message has. Only the first merge has an effect.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
-        // Even without such parts, `is_task` must find that a session manager has bound the call.
+        // Even if there are none, they are set, because that is how `is_task` knows that a session manager has bound the call.
         if self.is_task || typed.is_some() {
-            // A call is bound once.
-            let _first = self.typed.set(typed.unwrap_or_default());
+            let _ = self.typed.set(typed.unwrap_or_default());
         }
     }
 
@@ -194,37 +193,37 @@ impl CallInfo {
         self.is_task() || self.method == LISTEN
     }
 
-    /// Marks the call as a task-augmented request of 2025-11-25. Only `tasks/cancel` may end its work.
+    /// Sets whether this is a 2025-11-25 task-augmented request. Only `tasks/cancel` may end its work.
     pub(crate) fn set_task(&mut self, task: bool) {
         self.is_task = task;
     }
 
-    /// Marks the call as one of revision 2026-07-28 or later. Closing its stream cancels it.
+    /// Sets whether closing the call's stream cancels it, as from revision 2026-07-28 on.
     pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
         self.is_cancelled_on_disconnect = is_cancelled;
     }
 
-    /// Returns the identity of the call in this process.
+    /// Returns the call's identity within this process.
     pub fn id(&self) -> CallId {
         self.id
     }
 
-    /// Returns the time since the call became known to the layer. In [`Event::Ended`](crate::Event::Ended), this is its duration.
+    /// Returns how long the layer has known the call. In [`Event::Ended`](crate::Event::Ended), this is its duration.
     pub fn age(&self) -> Duration {
         self.started_at.elapsed()
     }
 
-    /// Returns the JSON-RPC id that the client gave the call. It is unique only within its session.
+    /// Returns the JSON-RPC id that the client gave the call. It is only unique within its session.
     pub fn request_id(&self) -> &RequestId {
         &self.request_id
     }
 
-    /// Returns the JSON-RPC method, such as `tools/call`. The client may send any text of any length.
+    /// Returns the JSON-RPC method, such as `tools/call`. A client can send any text of any length.
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// Returns the name of the called tool, for `tools/call`. The client may send any text of any length.
+    /// Returns the name of the called tool, for `tools/call`. A client can send any text of any length.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }
@@ -234,17 +233,15 @@ impl CallInfo {
         self.session.as_deref()
     }
 
-    /// Returns the protocol revision of the call.
+    /// Returns the call's protocol revision.
     ///
-    /// A request of 2026-07-28 or later has the revision in its body. Otherwise the revision is that of the `MCP-Protocol-Version`
-    /// header, which clients send from revision 2025-06-18 on. Returns `None` for older clients, and if the header is not a date.
+    /// Requests from 2026-07-28 on have the revision in their body. For older ones it is taken from the `MCP-Protocol-Version` header,
+    /// which clients send from revision 2025-06-18 on. Returns `None` for clients from before that, or if the header is not a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }
 
-    /// Returns the value of this type that a [`call_extension`] has added to the call.
-    ///
-    /// Returns `None` if no value of this type was added.
+    /// Returns the value of type `T` that a [`call_extension`] has added to the call, if any.
     ///
     /// [`call_extension`]: crate::CancelOnDisconnectLayer::call_extension
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
@@ -255,7 +252,7 @@ impl CallInfo {
         self.session.as_ref()
     }
 
-    /// Returns the key of a session call. `scope` is the issuer of its session id.
+    /// Returns a session call's key. `scope` is the issuer of its session id.
     pub(crate) fn key(&self, scope: Scope) -> Option<Key> {
         let session = SessionKey {
             scope,
@@ -271,8 +268,7 @@ impl CallInfo {
         self.typed.get()?.progress_token.as_ref()
     }
 
-    /// Returns `true` if the call runs as a task. A call that a session manager bound does not, because rmcp has no
-    /// `params.task`.
+    /// Returns `true` if the call runs as a task. A call that a session manager has bound never does, because rmcp has no `params.task`.
     pub(crate) fn is_task(&self) -> bool {
         self.is_task && self.typed.get().is_none()
     }

@@ -1,4 +1,4 @@
-//! The ids of a call: its identity in this process, and the id that its client gave it.
+//! A call's ids: its identity in this process, and the id that its client gave it.
 
 use std::{
     fmt,
@@ -11,10 +11,10 @@ use std::{
 
 use http::{Extensions, Uri};
 
-/// The `id` of a JSON-RPC request, parsed as rmcp parses it.
+/// The `id` of a JSON-RPC request, parsed the way rmcp does.
 ///
-/// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
-/// form that is an integer is that integer: `1.0` is `1`.
+/// Numbers and strings never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A float whose value is an integer is that integer: `1.0` is
+/// `1`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::RequestId;
@@ -36,8 +36,8 @@ pub enum RequestId {
 
 /// The identity of a call, unique in this process.
 ///
-/// JSON-RPC ids are not unique, because every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
-/// `CallId`, which is a number and can be parsed from its text form:
+/// JSON-RPC ids are not unique, because every stateless client counts its own from 1, so [`Calls`](crate::Calls) identifies a call by its
+/// `CallId` instead. This is a number, and can be parsed from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -62,28 +62,28 @@ pub struct CallId(u64);
 /// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
 ///
 /// let error: ParseCallIdError = "-1".parse::<CallId>().unwrap_err();
-/// assert_eq!(error.to_string(), "not the id of a call");
+/// assert_eq!(error.to_string(), "not a call id");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseCallIdError(());
 
-/// A session id, and its issuer.
+/// A session id and its issuer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) scope: Scope,
     pub(crate) id: Arc<str>,
 }
 
-/// The issuer of session ids. The same id in another scope is another session.
+/// An issuer of session ids. The same id in another scope is a different session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
-    /// One of this crate's session managers, by its instance.
+    /// An instance of this crate's session manager.
     Manager(u64),
-    /// The server behind this request path, see [`Scope::of_request`].
+    /// The server behind this request path. See [`Scope::of_request`].
     Path(Box<str>),
 }
 
-/// The key of a session call: its session and its JSON-RPC id.
+/// A session call's key: its session and its JSON-RPC id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) session: SessionKey,
@@ -115,8 +115,8 @@ impl From<&RequestId> for serde_json::Value {
 impl CallId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // `AcqRel`, so that what happened before an id was drawn is visible to the owner of each later id. A drain closes the registry,
-        // then draws an id, and looks only for calls with earlier ids. A call with a later id finds the registry closed.
+        // `AcqRel` makes whatever happened before an id was drawn visible to the owner of each later id. A drain closes the registry, then
+        // draws an id and only looks for calls with earlier ids, so a call with a later id must find the registry closed.
         Self(NEXT.fetch_add(1, Ordering::AcqRel))
     }
 }
@@ -130,7 +130,7 @@ impl fmt::Display for CallId {
 impl FromStr for CallId {
     type Err = ParseCallIdError;
 
-    /// Reads the number that [`Display`](fmt::Display) writes.
+    /// Parses the number that [`Display`](fmt::Display) writes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse().map(Self).map_err(|_| ParseCallIdError(()))
     }
@@ -146,7 +146,7 @@ impl From<CallId> for u64 {
 
 impl fmt::Display for ParseCallIdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not the id of a call")
+        f.write_str("not a call id")
     }
 }
 
@@ -157,17 +157,17 @@ impl std::error::Error for ParseCallIdError {}
 impl Scope {
     /// Returns the scope of a request to a server without this crate's session manager.
     ///
-    /// The scope is the path that the client requested, together with the part of it that axum's nests left.
+    /// The scope is the path that the client requested, together with the part of it that remains inside axum's nests.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
         match requested_path(extensions).filter(|requested| *requested != path) {
-            // The space is unambiguous, because no path has one.
+            // The space is unambiguous, because no path contains one.
             Some(requested) => Self::Path(format!("{requested} {path}").into()),
             None => Self::Path(path.into()),
         }
     }
 
-    /// Returns the path, or `None` for one of this crate's session managers.
+    /// Returns the path, or `None` for a session manager.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),
@@ -178,14 +178,14 @@ impl Scope {
 
 /// Returns the path before axum's nests stripped their prefixes.
 ///
-/// With this path, each nest has its own scope.
+/// This gives each nest its own scope.
 #[cfg(feature = "axum")]
 fn requested_path(extensions: &Extensions) -> Option<&str> {
     let uri = extensions.get::<axum::extract::OriginalUri>()?;
     Some(uri.path())
 }
 
-/// Returns `None`, because without the `axum` feature the type of its extension is unknown.
+/// Returns `None`, because the `axum` feature is needed to know the type of axum's extension.
 #[cfg(not(feature = "axum"))]
 fn requested_path(_: &Extensions) -> Option<&str> {
     None

@@ -1,4 +1,4 @@
-//! The data of a call: its ids, its description, its detachments and its outcome.
+//! A call's data: its ids, description, detachments and outcome.
 
 mod detach;
 mod info;

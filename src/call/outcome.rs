@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why a call was cancelled.
 ///
-/// Its `Display` is the `reason` of the injected `notifications/cancelled`.
+/// Its `Display` is the `reason` in the injected `notifications/cancelled`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancelReason;
@@ -32,13 +32,13 @@ pub enum CancelReason {
     ClientCancelled,
     /// A service between the layer and the handler dropped the call's stream, or its body failed.
     ///
-    /// For example, a timeout inside the layer drops the stream.
+    /// A timeout inside the layer can be the cause, for example.
     ResponseDropped,
     /// The inner service panicked while the call was in flight.
     ServicePanicked,
 }
 
-/// How a call ended, as far as the layer observed it.
+/// How a call ended, as far as the layer could observe it.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelReason, Outcome};
@@ -50,28 +50,28 @@ pub enum CancelReason {
 pub enum Outcome {
     /// The call's answer was observed.
     ///
-    /// It is a JSON-RPC result or error, or a complete 2xx body that is not an event stream. A gateway may also have reported it with
-    /// [`CallToken::answered`](crate::CallToken::answered).
+    /// An answer is a JSON-RPC result or error, or a complete 2xx body that is not an event stream. A gateway may also have reported it
+    /// with [`CallToken::answered`](crate::CallToken::answered).
     Completed,
     /// The call was cancelled.
     ///
-    /// Without a session manager, it may have completed unobserved while it was detached.
+    /// Without a session manager, it may have completed unnoticed while it was detached.
     Cancelled(CancelReason),
     /// The layer gave up on the call for this reason, and its server is not notified.
     ///
-    /// No cancel can be injected, because the call has no session or another request has the same id. In addition, no handler has
-    /// observed its [`CallToken`](crate::CallToken), and its revision does not treat closing the stream as a cancel. A server that
-    /// stops a call when its stream is dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any
-    /// other server the call keeps running.
+    /// No cancel can be injected, because the call has no session or another request has the same id. In addition, no handler has observed
+    /// the [`CallToken`](crate::CallToken), and the call's revision does not treat closing the stream as a cancel. A server that stops
+    /// calls when their streams are dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any other server,
+    /// the call keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
     /// The inner service failed or refused the request, for example with a status other than 2xx.
     Failed,
-    /// The layer stopped observing the call without cancelling it.
+    /// The layer stopped observing the call, without cancelling it.
     ///
-    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. Its answer may
-    /// also have been indistinguishable from other messages, or its client may have reused its id, which the specification forbids.
+    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. It is also possible
+    /// that its answer could not be distinguished from other messages, or that its client reused its id, which the specification forbids.
     Unknown,
 }
 
@@ -99,7 +99,7 @@ impl CancelReason {
         match self {
             Self::ClientDisconnected => "client disconnected",
             Self::Orphaned => "client did not resume within the grace",
-            Self::Superseded => "superseded by a repeat of the call",
+            Self::Superseded => "superseded by a repeated call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",
             Self::ShuttingDown => "server shutting down",

@@ -12,16 +12,16 @@ pub use self::parse_failure::ParseFailure;
 pub(crate) use self::parse_failure::UnparsedBody;
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
 
-/// Maximum size of a body that is parsed: 4 MiB, the default maximum of rmcp.
+/// Maximum size of a body that is parsed, which is also rmcp's default maximum.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of frames that are kept: 16,384.
+/// Maximum number of frames that are kept.
 ///
-/// Chosen so that a body of 4 MiB may have frames of 256 bytes. Each frame costs a handle of 32 bytes, even if a client sends one
-/// byte at a time.
+/// It allows a body of 4 MiB to have frames of 256 bytes. Each frame costs a handle of 32 bytes, even if a client sends one byte at a
+/// time.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// The frames of a body that are kept until the body ends.
+/// A body's frames, which are kept until the body ends.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
@@ -29,7 +29,7 @@ pub(crate) struct Frames {
     rest: Option<Box<Rest>>,
 }
 
-/// The frames after the first.
+/// The frames after the first one.
 #[derive(Debug, Default)]
 struct Rest {
     frames: Vec<Bytes>,
@@ -42,7 +42,7 @@ impl Frames {
     /// Adds a frame. Returns `false` if the body exceeds [`MAX_BODY`] or [`MAX_FRAMES`].
     pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
-            // Not kept, because there may be any number of empty frames.
+            // Not kept, because there can be any number of empty frames.
             return true;
         }
         if self.first.is_empty() {
@@ -68,7 +68,7 @@ impl Frames {
         }
     }
 
-    /// Returns the body in one piece. A body of one frame is not copied.
+    /// Returns the body in one piece, without copying it if it has only one frame.
     pub(crate) fn into_bytes(self) -> Bytes {
         let Some(rest) = self.rest else {
             return self.first;

@@ -1,4 +1,4 @@
-//! The reasons why a body is not parsed.
+//! Why a body is not parsed.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use memchr::memmem;
 
 /// Why the call in a POST body is unknown.
 ///
-/// Such a body is passed on unchanged, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
-/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of
-/// another kind, the token fires as on any route without MCP:
+/// Such a body is passed on unchanged and makes no call. When in doubt, nothing is cancelled: if the body may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of another kind,
+/// the token fires as it would on any route without MCP:
 ///
 /// | failure | does the token fire? |
 /// |---|---|
@@ -52,13 +52,13 @@ pub enum ParseFailure {
     Truncated,
     /// Containers are nested deeper than the 127 levels that `serde_json` reads.
     TooDeep,
-    /// One object has a key of the envelope twice.
+    /// An object has a duplicate envelope key.
     DuplicateKey,
-    /// A key of the message or its `params` is written with an escape, which could hide an `id`.
+    /// A key in the message or its `params` contains an escape, which could hide an `id`.
     EscapedKey,
-    /// `method` is not a string, or the `params` of a request are not an object.
+    /// `method` is not a string, or a request's `params` are not an object.
     WrongType,
-    /// The `id` of a request is neither a string nor certainly an integer that fits an `i64`.
+    /// A request's `id` is neither a string nor certainly an integer that fits an `i64`.
     BadId,
     /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,
@@ -70,15 +70,15 @@ pub enum ParseFailure {
     ContentType,
     /// The body is compressed: it has a `content-encoding`.
     ContentEncoding,
-    /// The inner service accepted the request (2xx) and did not read its body to the end.
+    /// The inner service accepted the request (2xx) without reading its body to the end.
     NotRead,
 }
 
-/// A body that was not parsed.
+/// A body that has not been parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnparsedBody {
     pub(crate) reason: ParseFailure,
-    /// `true` if the body may be JSON-RPC.
+    /// Whether the body may be JSON-RPC.
     pub(crate) is_ambiguous: bool,
 }
 
@@ -103,9 +103,9 @@ impl ParseFailure {
     }
 }
 
-/// Returns `true` if a body starts with an object or an array.
+/// Returns `true` if a body starts like an object or an array.
 ///
-/// A byte order mark, which some servers accept, may precede it.
+/// It may be preceded by a byte order mark, which some servers accept.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
@@ -116,17 +116,17 @@ impl fmt::Display for ParseFailure {
         f.write_str(match self {
             Self::NotJson => "not json",
             Self::Truncated => "json cut short",
-            Self::TooDeep => "nested too deep",
+            Self::TooDeep => "nested too deeply",
             Self::DuplicateKey => "duplicate key",
             Self::EscapedKey => "escape in a key",
-            Self::WrongType => "method or params of a wrong type",
+            Self::WrongType => "method or params have the wrong type",
             Self::BadId => "not a usable id",
             Self::NotAMessage => "not a json-rpc message",
             Self::Batch => "a batch",
             Self::TooLarge => "body too large",
             Self::ContentType => "content type not json",
             Self::ContentEncoding => "body compressed",
-            Self::NotRead => "body not read to its end",
+            Self::NotRead => "body not read to the end",
         })
     }
 }

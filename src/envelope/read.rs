@@ -1,21 +1,21 @@
-//! Reads the id, the method and the tool name of the call from a POST body, and nothing else.
+//! Reads a call's id, method and tool name from a POST body, and nothing else.
 //!
-//! The layer can turn a disconnect into a cancel only if it knows which request was in the body. Most of a body is arguments, which
-//! only the tool parses. So [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
+//! The layer can only turn a disconnect into a cancel if it knows which request was in the body. Most of a body consists of arguments,
+//! which only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
 //!
-//! A wrong id would cancel the call of another request. With an unknown id, a call only keeps running. Therefore:
+//! A wrong id would cancel another request's call, whereas an unknown id only means that a call keeps running. Therefore:
 //!
-//! 1. **Ids are rmcp's.** The span of the id is decoded by `serde_json` and the integer rule of rmcp 3.9. So an id is either the id
-//!    that rmcp has, or unknown. A string and a number are never equal.
+//! 1. **Ids are rmcp's.** An id's span is decoded by `serde_json` and by the integer rule of rmcp 3.9, so an id is either the one that
+//!    rmcp has, or unknown. A string and a number are never equal.
 //! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with `method` alone a notification. A message
 //!    without `method` that has either `result` or `error` is a response. Each must have `"jsonrpc": "2.0"`.
-//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated. It is also unknown if a key in the message
-//!    or its `params` is escaped. Two parsers may disagree about such a body.
-//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch of MCP 2025-03-26, is unknown, whatever it
+//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated, or if a key in the message or its `params` is
+//!    escaped, because two parsers may disagree about such a body.
+//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is unknown, whatever it
 //!    contains.
-//! 5. **The inner service decides.** In skipped values, wrong escapes, control characters, invalid UTF-8 and numbers out of range are
-//!    not detected. A strict parser refuses such a body, so there is no call. A lenient parser reads the same ids. Malformed text
-//!    elsewhere is detected.
+//! 5. **The inner service decides.** Invalid escapes, control characters, invalid UTF-8 and numbers out of range are not detected in
+//!    skipped values. A strict parser refuses such a body, so there is no call, and a lenient parser reads the same ids. Malformed
+//!    text elsewhere is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -25,7 +25,7 @@
 
 use std::borrow::Cow;
 
-use self::id::id;
+use self::id::parse_id;
 use super::{
     ParseFailure,
     scan::{Cursor, is_plain},
@@ -37,17 +37,17 @@ mod id;
 
 pub(crate) use self::answers::{Answers, answers};
 
-/// The key in `_meta` with a request's protocol revision, from MCP 2026-07-28 on.
+/// The key in `_meta` that holds a request's protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
-/// One JSON-RPC message. Texts are borrowed from its body unless they are written with escapes.
+/// A JSON-RPC message. Texts are borrowed from its body unless they contain escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
     /// Has a `method` and an `id`.
     Request(Request<'a>),
     /// Has a `method` and no `id`.
     Notification(Notification<'a>),
-    /// Has a `result` or an `error`, and no `method`. It answers a request from the server, so its id is not that of a call.
+    /// Has a `result` or an `error`, but no `method`. It answers a request from the server, so its id does not belong to a call.
     Response,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Request<'a> {
     pub(crate) tool: Option<Cow<'a, str>>,
     /// The protocol revision in `params._meta` if it is a string.
     pub(crate) protocol_version: Option<Cow<'a, str>>,
-    /// `true` if `params.task` is an object, as in a task-augmented request of MCP 2025-11-25.
+    /// Whether `params.task` is an object, as in a task-augmented request of MCP 2025-11-25.
     pub(crate) task: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Notification<'a> {
     pub(crate) cancels: Option<RequestId>,
 }
 
-/// The members of a message that have a meaning, as spans of the body.
+/// The members of a message that matter, as spans of the body.
 #[derive(Default)]
 struct Members<'a> {
     jsonrpc: Option<&'a [u8]>,
@@ -83,7 +83,7 @@ struct Members<'a> {
     params: Option<Params<'a>>,
 }
 
-/// The `params` of a message. They may precede its `method`, so they are interpreted later.
+/// A message's `params`. They may precede its `method`, so they are interpreted later.
 enum Params<'a> {
     Object(ParamMembers<'a>),
     Other,
@@ -102,27 +102,27 @@ struct Meta<'a> {
     protocol_version: Option<&'a [u8]>,
 }
 
-/// Reads the envelope of a whole POST body.
+/// Reads the envelope of a complete POST body.
 ///
 /// # Errors
 ///
 /// Returns the first reason why the body could not be read.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
-    let message = parse_members(&mut cursor, params)?.message()?;
+    let message = parse_members(&mut cursor, parse_params)?.message()?;
     cursor.expect_end()?;
     Ok(message)
 }
 
 fn parse_members<'a>(
     cursor: &mut Cursor<'a>,
-    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, ParseFailure>,
+    parse_params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, ParseFailure>,
 ) -> Result<Members<'a>, ParseFailure> {
     match cursor.next_byte() {
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Parsed anyway, because the failure must distinguish another kind of value from invalid JSON.
+            // Parsed anyway, because the failure must distinguish any other value from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }
@@ -136,7 +136,7 @@ fn parse_members<'a>(
             b"method" => set_once(&mut members.method, cursor.value()?)?,
             b"result" => set_once(&mut members.result, cursor.value()?)?,
             b"error" => set_once(&mut members.error, cursor.value()?)?,
-            b"params" => set_once(&mut members.params, params(cursor)?)?,
+            b"params" => set_once(&mut members.params, parse_params(cursor)?)?,
             other => skip_value(other, cursor)?,
         }
         key = cursor.next_key()?;
@@ -145,7 +145,7 @@ fn parse_members<'a>(
 }
 
 /// Parses `params`. `null` counts as an object without members.
-fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
+fn parse_params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
             // rmcp treats this as no parameters.
@@ -160,7 +160,7 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
             b"name" => set_once(&mut members.name, cursor.value()?)?,
             b"task" => set_once(&mut members.task, cursor.value()?)?,
             b"requestId" => set_once(&mut members.request_id, cursor.value()?)?,
-            b"_meta" => set_once(&mut members.meta, meta(cursor)?)?,
+            b"_meta" => set_once(&mut members.meta, parse_meta(cursor)?)?,
             other => skip_value(other, cursor)?,
         }
         key = cursor.next_key()?;
@@ -168,17 +168,17 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     Ok(Params::Object(members))
 }
 
-fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
+fn parse_meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
-        // A `_meta` of another type has no version. No id depends on it.
+        // A `_meta` of another type has no version, but no id depends on it.
         cursor.value()?;
         return Ok(meta);
     }
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
         let value = cursor.value()?;
-        // An escape is accepted, because it cannot hide an id here: PHP writes every `/` as `\/`.
+        // An escape is accepted, because it cannot hide an id in `_meta`. PHP writes every `/` as `\/`.
         if name == PROTOCOL_VERSION || decodes_to(name, PROTOCOL_VERSION) {
             set_once(&mut meta.protocol_version, value)?;
         }
@@ -195,7 +195,7 @@ fn decodes_to(key: &[u8], name: &[u8]) -> bool {
     serde_json::from_slice::<String>(&quoted).is_ok_and(|decoded| decoded.as_bytes() == name)
 }
 
-/// Sets a member. Fails if it is already set.
+/// Sets a member, or fails if it is already set.
 fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     match slot.replace(value) {
         None => Ok(()),
@@ -203,7 +203,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Skips a member with another name. Fails if its key has an escape, a control character or invalid UTF-8.
+/// Skips a member with any other name. Fails if its key has an escape, a control character or invalid UTF-8.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
@@ -223,8 +223,8 @@ fn check_key(key: &[u8]) -> Result<(), ParseFailure> {
     Ok(())
 }
 
-/// Decodes a string from its span. A value of another type is a [`WrongType`](ParseFailure::WrongType).
-fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
+/// Decodes a string from its span. Any other type of value is a [`WrongType`](ParseFailure::WrongType).
+fn decode_text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(ParseFailure::WrongType);
     };
@@ -236,11 +236,11 @@ fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     }
 }
 
-/// Decodes a member that is used only if it is a string.
+/// Decodes a member that is only used if it is a string.
 ///
-/// Returns `None` if the member is absent or of another type, because no id depends on it.
-fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
-    match span.map(text) {
+/// Returns `None` if the member is absent or has another type, because no id depends on it.
+fn decode_optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
+    match span.map(decode_text) {
         None | Some(Err(ParseFailure::WrongType)) => Ok(None),
         Some(text) => text.map(Some),
     }
@@ -278,7 +278,7 @@ fn request<'a>(
     let method = match method {
         // The most frequent method.
         br#""tools/call""# => Cow::Borrowed("tools/call"),
-        other => text(other)?,
+        other => decode_text(other)?,
     };
     let params = match params {
         None => ParamMembers::default(),
@@ -288,9 +288,9 @@ fn request<'a>(
     let name = params.name.filter(|_| &*method == "tools/call");
     let version = params.meta.and_then(|meta| meta.protocol_version);
     Ok(Request {
-        id: id(id_span)?,
-        tool: optional_text(name)?,
-        protocol_version: optional_text(version)?,
+        id: parse_id(id_span)?,
+        tool: decode_optional_text(name)?,
+        protocol_version: decode_optional_text(version)?,
         task: params.task.is_some_and(|task| task.starts_with(b"{")),
         method,
     })
@@ -300,13 +300,13 @@ fn notification<'a>(
     method: &'a [u8],
     params: Option<Params<'_>>,
 ) -> Result<Notification<'a>, ParseFailure> {
-    let method = text(method)?;
+    let method = decode_text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
         // Parameters of another type refer to no request.
         _ => None,
     };
-    let cancels = match request_id.map(id) {
+    let cancels = match request_id.map(parse_id) {
         None | Some(Err(ParseFailure::BadId)) => None,
         Some(id) => Some(id?),
     };

@@ -1,38 +1,35 @@
-//! A cursor over JSON text that finds the ends of values without parsing them.
+//! A cursor over JSON text that finds where values end without parsing them.
 //!
-//! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is skipped byte by byte. The cursor guarantees the reader of the envelope:
+//! A tool argument can be a megabyte of text that the envelope does not need, so a long string costs one `memchr` per quote in it, and
+//! everything else is skipped byte by byte. The cursor guarantees the envelope's reader:
 //!
-//! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
-//!    The text between the quotes of a string is not checked. The code that decodes that span checks its
-//!    escapes, control characters and UTF-8.
-//! 2. A string ends where a JSON parser would end it, even a malformed one. Otherwise text that a client
-//!    chose could be read as keys.
-//! 3. Nothing recurses, because the open containers are bits of one integer, up to the depth at which
-//!    `serde_json` gives up.
-//! 4. The time is proportional to the length of the text, even for hostile text.
+//! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers. The text between a string's quotes
+//!    is not checked. The code that decodes that span checks its escapes, control characters and UTF-8.
+//! 2. A string ends where a JSON parser would end it, even if it is malformed. Otherwise, text chosen by a client could be read as keys.
+//! 3. Nothing recurses, because the open containers are the bits of one integer, up to the depth at which `serde_json` gives up.
+//! 4. The time is proportional to the text's length, even for hostile text.
 
 use memchr::memchr_iter;
 
 use super::ParseFailure;
 
-/// Maximum number of open containers: 127. `serde_json` refuses the 128th.
+/// Maximum number of open containers. `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;
 
-/// A position in JSON text, with the containers that are open there.
+/// A position in JSON text, along with the containers that are open at that point.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
-    at: usize,
+    position: usize,
     depth: u32,
-    /// One bit for each open container, [`OBJECT`] or [`ARRAY`], the innermost lowest.
+    /// One bit per open container, [`OBJECT`] or [`ARRAY`], with the innermost in the lowest bit.
     kinds: u128,
 }
 
 const OBJECT: u128 = 1;
 const ARRAY: u128 = 0;
 
-/// Eight bytes at a time: the lowest bit of each, and the highest.
+/// Masks for eight bytes at a time: each byte's lowest bit, and its highest.
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 const HIGHEST: u64 = ONES << 7;
 
@@ -42,13 +39,13 @@ impl<'a> Cursor<'a> {
     pub(super) fn new(body: &'a [u8]) -> Self {
         Self {
             body,
-            at: 0,
+            position: 0,
             depth: 0,
             kinds: 0,
         }
     }
 
-    /// Skips white space. Returns the next byte without consuming it, or `None` at the end.
+    /// Skips white space and returns the next byte without consuming it, or `None` at the end.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         match self.peek() {
             Some(..=b' ') => self.after_space(),
@@ -58,14 +55,14 @@ impl<'a> Cursor<'a> {
 
     fn after_space(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.at += 1;
+            self.position += 1;
         }
         self.peek()
     }
 
-    /// Opens the object that starts here and returns its first key. Closes an empty object and returns `None`.
+    /// Opens the next object and returns its first key. If the object is empty, closes it and returns `None`.
     ///
-    /// A key is the text between its quotes, not decoded.
+    /// A key is the text between its quotes, without decoding.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
@@ -77,7 +74,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Returns the next key of an object after a value, or `None` if the object was closed instead.
+    /// Returns an object's next key after a value, or `None` if the object was closed instead.
     pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
@@ -86,15 +83,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips the value that starts here. Returns its text, without white space around it.
+    /// Skips the next value. Returns its text, without the white space around it.
     pub(super) fn value(&mut self) -> Result<&'a [u8], ParseFailure> {
         let first = self.next_byte();
-        let start = self.at;
+        let start = self.position;
         match first {
             Some(b'{' | b'[') => self.skip_container()?,
             first => self.skip_scalar(first)?,
         }
-        Ok(self.body.get(start..self.at).unwrap_or_default())
+        Ok(self.body.get(start..self.position).unwrap_or_default())
     }
 
     /// Checks that nothing but white space is left.
@@ -105,7 +102,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips the container that starts here.
+    /// Skips the next container.
     fn skip_container(&mut self) -> Result<(), ParseFailure> {
         let outside = self.depth;
         loop {
@@ -118,7 +115,7 @@ impl<'a> Cursor<'a> {
                 }
             };
             if !opened {
-                // A value has ended, and some containers around it may end here, too.
+                // A value has ended, and so may some of the containers around it.
                 while self.depth != outside && !self.comma_or_close()? {}
                 if self.depth == outside {
                     return Ok(());
@@ -130,12 +127,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Consumes an opening bracket. If the closing bracket follows, consumes it too and returns `false`.
+    /// Consumes an opening bracket. If the closing bracket follows, also consumes that and returns `false`.
     fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);
         }
-        self.at += 1;
+        self.position += 1;
         self.depth += 1;
         self.kinds = self.kinds << 1 | kind;
         let empty = self.next_byte() == Some(self.closing());
@@ -145,11 +142,11 @@ impl<'a> Cursor<'a> {
         Ok(!empty)
     }
 
-    /// Consumes a comma or a closing bracket. Returns `true` after a comma, `false` if the innermost container was closed.
+    /// Consumes a comma or a closing bracket. Returns `true` for a comma, or `false` if the innermost container was closed.
     fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
-                self.at += 1;
+                self.position += 1;
                 Ok(true)
             }
             Some(byte) if byte == self.closing() => {
@@ -161,7 +158,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn close(&mut self) {
-        self.at += 1;
+        self.position += 1;
         self.depth -= 1;
         self.kinds >>= 1;
     }
@@ -171,7 +168,7 @@ impl<'a> Cursor<'a> {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // `key` and `skip_scalar` are inlined, so that text with many keys costs a quarter less.
+    // `key` and `skip_scalar` are inlined, which makes text with many keys a quarter cheaper.
 
     #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
@@ -181,12 +178,12 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Skips the value with this `first` byte, which is not a container.
+    /// Skips the value that has this `first` byte and is not a container.
     #[inline(always)]
     fn skip_scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
             Some(b'"') => {
-                self.at += 1;
+                self.position += 1;
                 self.rest_of_string().map(|_| ())
             }
             Some(b'-' | b'0'..=b'9') => self.skip_number(),
@@ -197,21 +194,24 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips a string whose opening quote was consumed. Returns the text up to the closing one.
+    /// Skips a string whose opening quote has been consumed. Returns the text up to the closing one.
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
-        let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
-        let quote = match near_quote(text) {
+        let text = self
+            .body
+            .get(self.position..)
+            .ok_or(ParseFailure::Truncated)?;
+        let quote = match find_near_quote(text) {
             // No backslash directly precedes this quote.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
-            _ => far_closing_quote(text).ok_or(ParseFailure::Truncated)?,
+            _ => find_closing_quote(text).ok_or(ParseFailure::Truncated)?,
         };
-        self.at += quote + 1;
+        self.position += quote + 1;
         text.get(..quote).ok_or(ParseFailure::Truncated)
     }
 
     fn skip_number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
-        // No digit may follow a leading zero. Such a digit fails later, where a comma is expected.
+        // No digit may follow a leading zero. If one does, parsing fails later, where a comma is expected.
         if !self.eat(b'0') {
             self.skip_digits()?;
         }
@@ -219,7 +219,7 @@ impl<'a> Cursor<'a> {
             self.skip_digits()?;
         }
         if let Some(b'e' | b'E') = self.peek() {
-            self.at += 1;
+            self.position += 1;
             let _sign = self.eat(b'+') || self.eat(b'-');
             self.skip_digits()?;
         }
@@ -227,11 +227,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn skip_digits(&mut self) -> Result<(), ParseFailure> {
-        let start = self.at;
+        let start = self.position;
         while let Some(b'0'..=b'9') = self.peek() {
-            self.at += 1;
+            self.position += 1;
         }
-        if self.at == start {
+        if self.position == start {
             return Err(self.unexpected());
         }
         Ok(())
@@ -244,29 +244,29 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Consumes this byte, and white space before it.
+    /// Consumes this byte and any white space before it.
     fn expect(&mut self, byte: u8) -> Result<(), ParseFailure> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
         }
-        self.at += 1;
+        self.position += 1;
         Ok(())
     }
 
-    /// Consumes this byte if it is next. Returns `false` otherwise.
+    /// Consumes this byte if it is next, and returns whether it was.
     fn eat(&mut self, byte: u8) -> bool {
         let is_next = self.peek() == Some(byte);
         if is_next {
-            self.at += 1;
+            self.position += 1;
         }
         is_next
     }
 
     fn peek(&self) -> Option<u8> {
-        self.body.get(self.at).copied()
+        self.body.get(self.position).copied()
     }
 
-    /// Returns why the text is invalid here: it has ended or has a wrong byte.
+    /// Returns why the text is invalid at this point: it has ended or has a wrong byte.
     #[cold]
     fn unexpected(&self) -> ParseFailure {
         match self.peek() {
@@ -276,12 +276,12 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Returns `true` if text between quotes needs no decoding: ASCII, without backslashes or control characters.
+/// Returns `true` if text between quotes needs no decoding: it is ASCII, without backslashes or control characters.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
-        // Sets the highest bit of each byte that had it set or is below a space, because the subtraction then borrows.
+        // Sets the highest bit of each byte that already had it set, or that is below a space, because the subtraction then borrows.
         let not_printable = word | word.wrapping_sub(ONES * u64::from(b' '));
         (not_printable | marks(word, b'\\')) & HIGHEST == 0
     };
@@ -289,10 +289,10 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// Returns the position of the first quote. Returns `None` if it is not in the first two words of 8 bytes.
+/// Returns the position of the first quote, if it is in the first two words of 8 bytes.
 ///
-/// Most strings are short, and a call of `memchr` costs more than this loop.
-fn near_quote(text: &[u8]) -> Option<usize> {
+/// Most strings are short, and calling `memchr` costs more than this loop.
+fn find_near_quote(text: &[u8]) -> Option<usize> {
     let (words, _) = text.as_chunks();
     let mut before = 0;
     for word in words.iter().take(2) {
@@ -305,9 +305,9 @@ fn near_quote(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// Sets the highest bit of each byte that is `wanted`, in text order from the lowest byte.
+/// Sets the highest bit of each byte equal to `wanted`, in text order from the lowest byte.
 ///
-/// Bytes after the first hit may be marked by mistake, because the subtraction borrows. Bytes before it are not.
+/// Bytes after the first hit may be marked by mistake, because the subtraction borrows, but bytes before it never are.
 fn marks(word: u64, wanted: u8) -> u64 {
     let zero_if_wanted = word ^ (ONES * u64::from(wanted));
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & HIGHEST
@@ -315,11 +315,11 @@ fn marks(word: u64, wanted: u8) -> u64 {
 
 /// Returns the position of the closing quote, at any distance.
 ///
-/// A quote belongs to the text if an odd number of backslashes directly precedes it. Looking back from the quotes avoids a stop at
-/// every `\n`, and reads no backslash twice.
+/// A quote belongs to the text if it is directly preceded by an odd number of backslashes. Looking back from each quote avoids stopping
+/// at every `\n`, and reads no backslash twice.
 // If inlined, it would take registers from the search for a near quote.
 #[inline(never)]
-fn far_closing_quote(text: &[u8]) -> Option<usize> {
+fn find_closing_quote(text: &[u8]) -> Option<usize> {
     memchr_iter(b'"', text).find(|quote| {
         let before = text.get(..*quote).unwrap_or_default().iter().rev();
         before.take_while(|byte| **byte == b'\\').count() % 2 == 0
@@ -338,7 +338,7 @@ mod tests {
                 let body = format!("{text}\"{after}");
                 let mut cursor = Cursor::new(body.as_bytes());
                 assert_eq!(cursor.rest_of_string(), Ok(text.as_bytes()), "{body}");
-                assert_eq!(cursor.at, length + 1, "{body}");
+                assert_eq!(cursor.position, length + 1, "{body}");
             }
         }
     }

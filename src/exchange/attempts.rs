@@ -1,8 +1,8 @@
 //! The attempts to send a request.
 //!
-//! A middleware between the layer and the session manager may send a request more than once. Each attempt that the session manager
-//! accepts is a stream of the call, or a separate call if the first has ended. An attempt affects other calls only once it is
-//! accepted. Until then, an older call keeps its id, and no call is superseded.
+//! A middleware between the layer and the session manager can send a request more than once. Each attempt that the session manager
+//! accepts is a stream of the call, or a separate call if the first has ended. An attempt only affects other calls once it has
+//! been accepted. Until then, an older call keeps its id, and no call is superseded.
 
 use std::{mem, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     registry::{POST_GENERATION, notify_untracked},
 };
 
-/// The result of one attempt to send a request.
+/// The result of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Accepted,
@@ -28,14 +28,14 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Starts the dispatch of another attempt to send a request whose call is in flight.
+    /// Starts dispatching another attempt to send a request whose call is in flight.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
         } else {
             self.dispatch = Dispatch::InProgress(Attempts {
                 in_progress: 1,
-                // The call is in flight, so an earlier attempt was not refused.
+                // The call is still in flight, so an earlier attempt has not been refused.
                 was_accepted: true,
                 ..Attempts::default()
             });
@@ -46,9 +46,9 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns `true` if `canceller` has bound the call before.
+    /// Returns `true` if `canceller` has already bound the call.
     ///
-    /// If so, a middleware has sent the request again. Scopes are compared, because another manager may wrap this one.
+    /// In that case, a middleware has resent the request. Scopes are compared, because another manager may wrap this one.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -57,12 +57,11 @@ impl Exchange {
         }
     }
 
-    /// Binds a further attempt of the same request.
+    /// Binds another attempt to send the same request.
     ///
     /// The attempt is another stream of the call, or a separate call if the first has ended. Returns `None` if the attempt is not
-    /// tracked, for example because it has another request id or session. In that case, the request consists of several
-    /// messages, such as a batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends
-    /// as unknown.
+    /// tracked, for example because it has a different request id or session. In that case, the request consists of several messages,
+    /// such as a batch split by a middleware. They share one response, so none of them is cancelled, and the call ends as unknown.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -81,7 +80,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Under the state lock, so that a cancel from now on is deferred until the server has this attempt too.
+        // Done under the state lock, so that from now on, a cancel is deferred until the server has also received this attempt.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -112,7 +111,7 @@ impl Exchange {
                 next
             })
         };
-        // Boxed, because this function calls `bind`, which calls this function.
+        // Boxed, because this function and `bind` call each other.
         next.bind(
             call,
             canceller,
@@ -120,13 +119,13 @@ impl Exchange {
         )
     }
 
-    /// Returns the exchange of the call that a further attempt made.
+    /// Returns the exchange of the separate call that a further attempt made.
     #[cold]
     pub(super) fn next_call(&self) -> Option<Arc<Self>> {
         self.state().next.upgrade()
     }
 
-    /// Called when the session manager has accepted the request of a call. Applies what was deferred until then.
+    /// Called when the session manager has accepted a call's request. Applies whatever was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -134,12 +133,12 @@ impl Exchange {
         self.end_attempt(id, Attempt::Accepted);
     }
 
-    /// Called when the dispatch of a call was abandoned. The session manager may have accepted the request.
+    /// Called when a call's dispatch was abandoned. The session manager may have accepted the request.
     pub(crate) fn on_dispatch_abandoned(self: &Arc<Self>, id: CallId) {
         self.end_attempt(id, Attempt::Abandoned);
     }
 
-    /// Called when the session manager has refused the request of a call. The call ends, unless it has another attempt.
+    /// Called when the session manager has refused a call's request. The call ends, unless it has another attempt.
     pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
         let is_sole = match &self.state().dispatch {
             Dispatch::InProgress(attempts) => attempts.in_progress <= 1 && !attempts.was_accepted,
@@ -153,9 +152,9 @@ impl Exchange {
         self.end_attempt(attachment.id, Attempt::Refused);
     }
 
-    /// Records the end of an attempt. After the last one, applies what was deferred until then.
+    /// Records the end of an attempt. After the last one, applies whatever was deferred until then.
     ///
-    /// A deferred cancel is sent only if the server may have accepted an attempt.
+    /// A deferred cancel is only sent if the server may have accepted an attempt.
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
         let (contested, ended) = {
             let mut state = self.state();
@@ -194,11 +193,11 @@ impl Exchange {
         }
     }
 
-    /// Handles an accepted or abandoned attempt with the request id of an older in-flight call.
+    /// Handles an accepted or abandoned attempt with an older in-flight call's request id.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id refers to now. A cancel of one could hit the other.
+            // It is unknown which call the id refers to now, so a cancel of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key {
@@ -212,7 +211,7 @@ impl Exchange {
         self.notify_changed();
     }
 
-    /// Cancels the older detached calls of its session that `call` repeats.
+    /// Cancels the session's older detached calls that `call` repeats.
     #[cold]
     fn supersede(&self, call: &CallInfo) {
         let canceller = self.state().canceller.clone();
@@ -221,8 +220,8 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // An older call with the same id is untracked instead. The client would take its handler's answer for the answer to
-            // this call.
+            // An older call with the same id is untracked instead, because the client would take an answer from its handler for the
+            // answer to this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel(id, Cancel::superseded());

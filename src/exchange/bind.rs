@@ -1,4 +1,4 @@
-//! What the session manager reports: the call in a typed message, and events of its streams.
+//! What the session manager reports: the call in a typed message, and what happens to its streams.
 
 use std::{
     mem,
@@ -20,7 +20,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks that a task reads a stream of a call in the background, and observes the call's end.
+/// Marks that a task reads a call's stream in the background, and so observes the call's end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -44,8 +44,8 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream was dropped. Either its client has disconnected, or an inner service dropped it.
-    pub(crate) fn drop_stream(&self) {
+    /// Reports that the stream was dropped, by an inner service or because of a disconnect.
+    pub(crate) fn on_stream_dropped(&self) {
         let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();
             let resumed = self.generation != POST_GENERATION;
@@ -54,7 +54,7 @@ impl Attachment {
         };
         let cause = match is_disconnected {
             true => stream_end_cause.unwrap_or(DetachCause::Disconnected),
-            // Unwinding runs this destructor before that of the exchange's guard.
+            // During unwinding, this destructor runs before the exchange's guard is dropped.
             false if std::thread::panicking() => DetachCause::ServicePanicked,
             false => DetachCause::ResponseDropped,
         };
@@ -65,7 +65,7 @@ impl Attachment {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Sets the session manager as the canceller, and starts the dispatch of the first attempt.
+    /// Makes the session manager the canceller, and starts dispatching the first attempt.
     ///
     /// Returns the previous canceller, which is for calls without a session manager.
     fn set_canceller(
@@ -86,15 +86,15 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Binds the call of a typed message to its session manager, and attaches it. Returns `None` if it is not tracked.
+    /// Binds a typed message's call to its session manager, and attaches the call. Returns `None` if it is not tracked.
     ///
-    /// From here on a cancel is deferred until the session manager has accepted the request, see
-    /// [`on_dispatched`](Self::on_dispatched). Until then, the call does not affect any other call, tracked or not. So it does not
-    /// supersede a call, and an older call in flight keeps its id. Next, the caller sets whether the call
+    /// From now on, cancels are deferred until the session manager has accepted the request, see
+    /// [`on_dispatched`](Self::on_dispatched). Until then, the call does not affect any other call, tracked or not: it supersedes no
+    /// call, and an older in-flight call keeps its id. Next, the caller sets whether the call
     /// [waits for a cancel](Self::set_pending_cancel).
     ///
-    /// `initialize` is not tracked. Nor is a call without a session, with an ambiguous session header, over the limit, or that was
-    /// answered before.
+    /// `initialize` is not tracked, and neither is a call that has no session or an ambiguous session header, is over the limit, or has
+    /// already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -121,7 +121,7 @@ impl Exchange {
         if call.policy().supersede {
             call.set_fingerprint(fingerprint());
         }
-        self.take_span();
+        self.capture_span();
         let id = call.id();
         // Set before the call can be found.
         self.set_pending_cancel(PendingCancel::Unknown);
@@ -131,7 +131,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // The call was over the limit when its body was read and was reported then.
+            // The call was over the limit when its body was read, and has already been reported.
             drop(state);
             self.release_span();
             return None;
@@ -149,10 +149,10 @@ impl Exchange {
             None
         };
         let replay = state.set_canceller(canceller, contested);
-        // The body no longer needs to be parsed.
+        // The body no longer has to be parsed.
         self.must_parse_body.store(false, Ordering::Relaxed);
         drop(state);
-        // Dropped without the lock, because the request's extensions, which it owns, may run application code.
+        // Dropped without holding the lock, because it owns the request's extensions, whose destructors may run application code.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
@@ -170,12 +170,12 @@ impl Exchange {
         self.info()?.key(canceller.scope())
     }
 
-    /// Records that a call is not tracked, because it is over the limit.
+    /// Records that a call is not tracked because it is over the limit.
     #[cold]
     fn skip_tracking(&self, call: &CallInfo) {
         let untracked = RequestBody::Known(BodyKind::Untracked(None));
         let previous = mem::replace(&mut self.state().request, untracked);
-        // The call may have been reported when its body was read.
+        // The call may already have been reported when its body was read.
         if !previous.is_untracked() {
             self.report_untracked(call, Limit::Calls);
         }
@@ -183,8 +183,8 @@ impl Exchange {
 
     /// Binds a call whose body was read before the session manager got the message.
     ///
-    /// A call that was cancelled in the meantime is still dispatched, and its cancel is sent afterwards. Returns `None` if the message has
-    /// another request id or session than the body.
+    /// A call that has been cancelled in the meantime is still dispatched, and its cancel is sent afterwards. Returns `None` if the
+    /// message has a different request id or session than the body.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -199,7 +199,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // A cancel from now on finds the key under which its server has the call.
+        // From now on, a cancel finds the key under which its server knows the call.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -228,7 +228,7 @@ impl Exchange {
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Takes a copy of the answer from the transport. Returns it if no stream will deliver the answer.
+    /// Takes the transport's copy of the answer. Returns it if no stream will deliver the answer.
     pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
         let late_answer = &mut self.state().late_answer;
         match late_answer {
@@ -240,7 +240,7 @@ impl Exchange {
         }
     }
 
-    /// Records that streams will no longer deliver the answer. Returns the answer if it was offered before.
+    /// Records that streams will no longer deliver the answer. Returns the answer if it has been offered.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let previous = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match previous {
@@ -249,7 +249,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if no stream will deliver the answer. In that case, only the transport observes it.
+    /// Returns `true` if no stream will deliver the answer, so that only the transport sees it.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
@@ -264,7 +264,7 @@ impl Exchange {
 
     /// Sets whether the call waits for the pending cancel of an older call with the same id.
     ///
-    /// Wakes the cancels that wait for this to be known.
+    /// Wakes the cancels that are waiting for this to be known.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {
@@ -280,9 +280,9 @@ impl Exchange {
         }
     }
 
-    /// Closes the open streams, because their remaining events are read elsewhere.
+    /// Closes the open streams, because their remaining events are being read elsewhere.
     pub(crate) fn close_streams(&self) {
-        let streams = self.state().streams.upgraded();
+        let streams = self.state().streams.upgrade_all();
         for stream in streams {
             stream.close();
         }

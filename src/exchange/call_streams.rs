@@ -1,4 +1,4 @@
-//! The open streams of an exchange, and the error that is sent on them last.
+//! An exchange's open streams, and the error that is sent on them last.
 
 use std::sync::{Arc, Weak};
 
@@ -6,12 +6,11 @@ use bytes::Bytes;
 
 use crate::registry::StreamHandle;
 
-/// The open streams, and the error that was sent on them.
 #[derive(Default)]
 pub(super) struct CallStreams {
-    /// Nearly always the only stream, which needs no allocation here.
+    /// Nearly always the only stream, so it is stored without an allocation.
     newest: Option<Weak<dyn StreamHandle>>,
-    /// `Some` once two streams were open at the same time, or the call was cancelled here.
+    /// `Some` once two streams have been open at the same time, or once the error has been set.
     overflow: Option<Box<OverflowStreams>>,
 }
 
@@ -24,7 +23,7 @@ struct OverflowStreams {
 // === impl CallStreams ===
 
 impl CallStreams {
-    /// Adds a stream. If an error has already been set, returns the error and the stream, on which it must be sent.
+    /// Adds a stream. If an error has already been set, returns it along with the stream to send it on.
     pub(super) fn add(
         &mut self,
         stream: Weak<dyn StreamHandle>,
@@ -57,13 +56,13 @@ impl CallStreams {
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
     }
 
-    /// Sets the error. Returns the streams on which the error must be sent.
+    /// Sets the error, and returns the streams on which it must be sent.
     pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
         self.overflow.get_or_insert_default().error = Some(message);
-        self.upgraded()
+        self.upgrade_all()
     }
 
-    pub(super) fn upgraded(&self) -> Vec<Arc<dyn StreamHandle>> {
+    pub(super) fn upgrade_all(&self) -> Vec<Arc<dyn StreamHandle>> {
         let older = self.overflow.iter().flat_map(|overflow| &overflow.older);
         let streams = older.chain(&self.newest);
         streams.filter_map(Weak::upgrade).collect()

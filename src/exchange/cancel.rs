@@ -1,4 +1,4 @@
-//! The cancel of a call: when it ends the call, and which sides it notifies.
+//! How a call is cancelled: when a cancel ends the call, and which sides it notifies.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
@@ -21,12 +21,11 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// Maximum time for a closing session to accept a cancel: 1 s.
+/// Maximum time for a closing session to accept a cancel.
 ///
-/// Chosen because a session that has ended on its own accepts nothing and is about to be closed anyway.
+/// A session that has ended on its own accepts nothing, and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A cancel of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cancel {
     reason: CancelReason,
@@ -34,7 +33,7 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// The condition under which a cancel ends the call.
+/// When a cancel ends the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.
@@ -43,7 +42,7 @@ enum Condition {
     Detached,
     /// The call's grace has expired, and its client has not started to resume since.
     ///
-    /// If a token is given, the current expiry must be that token's.
+    /// If a token is given, it must belong to the current expiry.
     Expired(Option<ExpiryToken>),
 }
 
@@ -52,21 +51,21 @@ enum Condition {
 enum NotifiedSides {
     Server,
     ServerAndClient,
-    /// The server has received the cancel or has closed the session.
+    /// The server has already received the cancel or closed the session.
     Neither,
 }
 
 /// A call that has just been cancelled. Its server may still have to be notified.
 struct JustCancelled {
     finished: Finished,
-    /// Taken before the call ended, so that a task that closes the session waits for the injection.
+    /// Taken before the call ended, so that closing the session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
 // === impl Cancel ===
 
 impl Cancel {
-    /// Creates a cancel of a call, attached or not, unless it runs as a task. A connected client gets the error.
+    /// Creates a cancel for a call, attached or not, unless it runs as a task. A connected client gets the error.
     pub(crate) fn now(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -75,7 +74,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel of a call, attached or not, whose session is about to be closed.
+    /// Creates a cancel for a call, attached or not, whose session is about to be closed.
     pub(super) fn before_close() -> Self {
         Self {
             reason: CancelReason::SessionClosed,
@@ -84,7 +83,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel of a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
+    /// Creates a cancel for a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
     pub(super) fn lost() -> Self {
         Self {
             reason: CancelReason::ResponseDropped,
@@ -92,9 +91,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel that the server has received, or that follows from a closed session.
+    /// Creates a cancel that the server already knows about. The call may be attached or not.
     ///
-    /// The call may be attached or not.
+    /// The server has received the cancel itself, or has closed the session.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -103,7 +102,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel of a call whose grace has expired.
+    /// Creates a cancel for a call whose grace has expired.
     pub(super) fn expired(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -112,7 +111,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel that was confirmed for this expiry of the call's grace.
+    /// Creates a cancel that has been confirmed for this expiry of the call's grace.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -120,7 +119,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel of a detached call that its client has repeated.
+    /// Creates a cancel for a detached call that its client has repeated.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -129,7 +128,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the call's outcome: `notified_outcome` unless the cancel notifies neither side.
+    /// Returns the call's outcome: `notified_outcome`, unless the cancel notifies neither side.
     fn outcome(self, notified_outcome: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -142,7 +141,7 @@ impl Cancel {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
+    /// Cancels a call and spawns a task to notify its server. Returns `false` if the cancel's condition does not hold.
     ///
     /// A [`Cancel::now`] of a call that runs as a task also returns `false`.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
@@ -151,7 +150,7 @@ impl Exchange {
 
     /// Like [`cancel`](Self::cancel), but also reports `detached`.
     ///
-    /// The report is made after the token has fired, or at once if the call is not cancelled.
+    /// It is reported after the token has fired, or at once if the call is not cancelled.
     pub(super) fn cancel_and_report(
         self: &Arc<Self>,
         id: CallId,
@@ -167,9 +166,9 @@ impl Exchange {
         is_cancelled
     }
 
-    /// Cancels a call when the server shuts down. Returns `false` if the call has ended or runs as a task.
+    /// Cancels a call because the server is shutting down. Returns `false` if the call has ended or runs as a task.
     ///
-    /// If there is an injection, a clone of `delivered` is dropped once its first attempt has succeeded or failed.
+    /// If there is an injection, a clone of `delivered` is dropped once the first attempt has succeeded or failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -190,22 +189,22 @@ impl Exchange {
         is_cancelled
     }
 
-    /// Cancels a call of a session that is being closed.
+    /// Cancels a call whose session is being closed.
     ///
-    /// Waits until the server has accepted the cancel, for at most [`CLOSE_CANCEL_TIMEOUT`].
+    /// Waits for the server to accept the cancel, for at most [`CLOSE_CANCEL_TIMEOUT`].
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended on its own does not accept messages and has stopped its handlers. The session is about to be
-            // closed, whatever the result.
-            let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
+            // A session that has ended on its own does not accept messages, and has already stopped its handlers. Whatever the
+            // result, the session is about to be closed.
+            let _ = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
-    /// Cancels a call and returns the injection that notifies its server.
+    /// Cancels a call and returns the injection that will notify its server.
     ///
-    /// Returns `None` if the condition of the cancel does not hold, or if a [`Cancel::now`] would end a task. Returns `Some(None)`
-    /// if there is no injection to send now. `detached` is reported in every case.
+    /// Returns `None` if the cancel's condition does not hold, or if a [`Cancel::now`] would end a task. Returns `Some(None)` if there
+    /// is no injection to send now. `detached` is reported in any case.
     pub(crate) fn begin_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -245,8 +244,8 @@ impl Exchange {
             return None;
         }
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one binds the call later, the cancel is sent once the
-        // server has accepted the request.
+        // No session manager has bound the call yet, so it has no key. If one binds it later, the cancel is sent once the server has
+        // accepted the request.
         let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let completion = Completion {
@@ -265,7 +264,7 @@ impl Exchange {
         Some(JustCancelled { finished, guard })
     }
 
-    /// Fires the token of a call that has just been cancelled. Returns the call's outcome.
+    /// Fires the token of a call that has just been cancelled, and returns the call's outcome.
     fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
         let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();
@@ -282,9 +281,9 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if code that can stop the work of a call is notified of the cancel.
+    /// Returns `true` if the cancel reaches code that can stop the call's work.
     ///
-    /// The recipient is code that has the call's token, or the server. The server is notified by an injection, or by the end of
+    /// The recipient is either code that has the call's token, or the server. The server is notified by an injection, or by the end of
     /// the stream if its protocol revision defines that as the cancel.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
@@ -296,13 +295,13 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has bound the call yet. If one binds it later, it sends the cancel. After the response head, no
-            // session manager binds the call.
+            // No session manager has bound the call yet. If one binds it later, it sends the cancel. Once there is a response head, no
+            // session manager binds the call any more.
             None => call.session().is_some() && !state.has_head,
         }
     }
 
-    /// Returns the injection of a cancelled call, or `None` if there is none to send now.
+    /// Returns a cancelled call's injection, or `None` if there is none to send now.
     fn injection(
         &self,
         id: CallId,
@@ -320,7 +319,7 @@ impl Exchange {
 
     /// Defers a cancel while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
-    /// The check and the deferral happen under the same lock, because a session manager may bind the call concurrently.
+    /// Both happen under the same lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,
@@ -329,7 +328,7 @@ impl Exchange {
         let mut state = self.state();
         match &mut state.dispatch {
             Dispatch::InProgress(attempts) => {
-                // `rebind` may have deferred it already.
+                // `rebind` may already have deferred one.
                 if cancelled.finished.may_cancel_server && attempts.deferred_cancel.is_none() {
                     attempts.deferred_cancel = Some((reason, cancelled.guard));
                 }

@@ -1,4 +1,4 @@
-//! The classification of requests by their heads.
+//! Classifying requests by their heads.
 
 use std::sync::Arc;
 
@@ -21,15 +21,15 @@ impl Exchange {
         request: &Request<B>,
         headers: &McpHeaders<'_>,
     ) -> Self {
-        let session = SessionHeader::of(headers.session_id);
-        let revision = Revision::of(headers.protocol_version);
-        let kind = RequestKind::of(&shared, request, &session, headers.content_type);
+        let session = SessionHeader::from_header(headers.session_id);
+        let revision = Revision::from_header(headers.protocol_version);
+        let kind = RequestKind::classify(&shared, request, &session, headers.content_type);
         let date = Revision::date(headers.protocol_version);
         Self::from_parts(shared, session, revision, date, kind)
     }
 
-    /// Creates the exchange of a request that the layer itself sends. The exchange starts ended, so its token never fires.
-    pub(crate) fn of_replay(shared: Arc<LayerShared>) -> Self {
+    /// Creates the exchange for a request that the layer itself sends. It has already ended, so its token never fires.
+    pub(crate) fn for_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;
         let exchange = Self::from_parts(shared, session, revision, None, RequestKind::Replay);
@@ -46,7 +46,7 @@ impl Exchange {
 // === impl RequestKind ===
 
 impl RequestKind {
-    fn of<B>(
+    fn classify<B>(
         shared: &LayerShared,
         request: &Request<B>,
         session: &SessionHeader,
@@ -58,7 +58,7 @@ impl RequestKind {
             Method::POST => Self::Post(shared.options.extensions_for(request)),
             Method::GET => {
                 let resume = session
-                    .key(|id| shared.registry.manager_of(id).unwrap_or_else(scope))
+                    .key(|id| shared.registry.manager_scope(id).unwrap_or_else(scope))
                     .and_then(|session| Resume::begin(shared, session, request.headers()));
                 match resume {
                     Some(resume) => Self::Resume(Box::new(resume)),

@@ -1,9 +1,9 @@
-//! The confirmation before an orphan is cancelled, where the layer has a `confirm`.
+//! Confirming that an orphan may be cancelled, if the layer has a `confirm`.
 //!
-//! 1. The confirmation does not change the call: its client may still resume it, and another cancel may end it. The decision then has
-//!    no effect ([`ExpiryToken`]).
-//! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed by its grace.
-//! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
+//! 1. The confirmation does not change the call: its client can still resume it, and another cancel can still end it. If either
+//!    happens, the decision has no effect ([`ExpiryToken`]).
+//! 2. If `confirm` panics or times out, or its runtime shuts down, the call is postponed by its grace.
+//! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels it at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time for a confirmation: 10 s. After that, the call is postponed by its grace.
+/// Maximum time for a confirmation, after which the call is postponed by its grace.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Minimum time a call is postponed for: 100 ms. Chosen so that `Postpone(Duration::ZERO)` does not cause a busy loop.
+/// Minimum postponement, so that `Postpone(Duration::ZERO)` cannot cause a busy loop.
 pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 
-/// Maximum time a call is postponed for: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
+/// Maximum postponement, so that `Instant::now() + MAX_POSTPONE` cannot overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A pending confirmation. Its drop applies `decision`.
+/// A pending confirmation, which applies its `decision` when dropped.
 ///
-/// That is a postponement by the grace, unless the future of `confirm` has completed.
+/// The decision is to postpone by the grace, until the future returned by `confirm` has completed.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -40,7 +40,7 @@ struct PendingConfirmation {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Requests the confirmation that an orphan may be cancelled. Does nothing if the expiry no longer holds.
+    /// Requests confirmation that an orphan may be cancelled. Does nothing if the expiry no longer holds.
     #[cold]
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self.with_session(|session| {

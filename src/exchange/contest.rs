@@ -1,7 +1,7 @@
-//! Requests that are not tracked, but have the same id as an in-flight call.
+//! Untracked requests that have the same id as an in-flight call.
 //!
-//! A cancel refers to its call by that id. Once the server may have received such a request, a cancel of the call could hit the
-//! request instead. So no cancel is injected while the request is in progress. Once the server has accepted the request, the
+//! A cancel refers to its call by that id, so once the server may have received such a request, a cancel of the call could hit the
+//! request instead. This is why no cancel is injected while the request is in progress. Once the server has accepted the request, the
 //! call is no longer tracked.
 
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::call::{CallId, Key};
 
-/// A request in progress that is not tracked, and the in-flight call with the same id.
+/// An untracked request in progress, and the in-flight call with the same id.
 ///
-/// No cancel of that call is injected while this exists.
+/// While this exists, no cancel of that call is injected.
 pub(crate) struct Contest {
     older: CallId,
     exchange: Arc<Exchange>,
@@ -23,7 +23,7 @@ pub(crate) struct Contest {
 // === impl Contest ===
 
 impl Contest {
-    /// Starts the contest of a request with the key `key`. Returns `None` if no in-flight call has this key.
+    /// Starts a contest for `key`, or returns `None` if no in-flight call has this key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let contested = registry.with_session(&key.session.id, |session| {
             session.contest(&key.session.scope, &key.request)
@@ -32,7 +32,7 @@ impl Contest {
         Some(Self { older, exchange })
     }
 
-    /// Untracks the older call, because the server accepted the request. Does nothing if that call has ended.
+    /// Untracks the older call, because the server has accepted the request. Does nothing if that call has ended.
     #[cold]
     pub(crate) fn on_accepted(self) {
         let Self { older, exchange } = &self;

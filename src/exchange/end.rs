@@ -1,4 +1,4 @@
-//! The end of a call: answered, failed, or untracked. [`cancel`](super::cancel) has the cancels.
+//! How a call ends if it is answered, fails or is untracked. For cancels, see [`cancel`](super::cancel).
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome},
 };
 
-/// Minimum time an ended call is retained for its client: 60 s.
+/// Minimum time for which an ended call is retained for its client.
 ///
-/// Chosen because rmcp intends to keep the events of a completed stream for the same time.
+/// rmcp intends to keep a completed stream's events for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Ends a call whose answer was observed.
+    /// Ends a call whose answer has been observed.
     ///
-    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the layer retains answers to such calls
+    /// `answer` returns the answer to retain and its size in bytes. It is only called if the layer retains answers to such calls
     /// ([`RetainAnswers`]).
     pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
@@ -47,7 +47,7 @@ impl Exchange {
 
     /// Called when a gateway between the layer and its server has the answer.
     ///
-    /// The gateway will deliver it to a client that resumes.
+    /// The gateway will deliver the answer to a client that resumes.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
@@ -56,14 +56,14 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // From now on, no call can start, and a disconnect has no effect. An earlier disconnect has ended the open phase,
+            // From now on, no call can start, and a disconnect has no effect. An earlier disconnect has already ended the open phase,
             // and fires the token itself.
             None if is_open => self.signal.disarm(),
             None => {}
         }
     }
 
-    /// Ends a call with `outcome`, and retains no answer. Does nothing if the call has ended.
+    /// Ends a call with `outcome`, without retaining an answer. Does nothing if the call has already ended.
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
         self.end(id, outcome, None);
     }
@@ -77,7 +77,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a call that the registry has untracked, with the outcome unknown.
+    /// Ends a call that the registry has untracked. Its outcome is unknown.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call that is not tracked because of a limit. The call keeps running as it would without the layer.
+    /// Reports a call that is untracked because of a limit. The call keeps running as it would without the layer.
     #[cold]
     pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
@@ -112,7 +112,7 @@ impl Exchange {
         self.report_end(id, outcome, finished);
     }
 
-    /// Reports the end of a call and any evicted outcomes, and closes the call's span.
+    /// Reports a call's end and any evicted outcomes, and closes the call's span.
     pub(super) fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         if let Some(call) = self.call(id) {
             self.report(&Event::Ended {
@@ -127,7 +127,7 @@ impl Exchange {
         }
     }
 
-    /// Reports the evicted outcomes, of this call or of others.
+    /// Reports evicted outcomes, of this call or of others.
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
@@ -151,13 +151,13 @@ impl Exchange {
         }
     }
 
-    /// Returns the time until which a call's outcome is retained, unless it is evicted.
+    /// Returns until when a call's outcome is retained, unless it is evicted.
     ///
     /// An attached call is treated as if its client had just disconnected.
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {
-            // Nearly always. No disconnect action has a longer resume window.
+            // Nearly always the case. No disconnect action has a longer resume window than this.
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);

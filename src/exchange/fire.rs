@@ -1,4 +1,4 @@
-//! The firing of an exchange's token, and the tasks of clean-ups.
+//! Firing an exchange's token, and the tasks that run clean-ups.
 
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ impl Exchange {
         self.signal.fire(reason, |task| self.spawn(task));
     }
 
-    /// Adds a clean-up that runs when the token fires.
+    /// Adds a clean-up to run when the token fires.
     pub(crate) fn on_cancel<F>(&self, clean_up: impl FnOnce(CancelReason) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -23,7 +23,7 @@ impl Exchange {
         self.add_hook(Hook::clean_up(clean_up));
     }
 
-    /// Links `token`, which fires with the exchange's own token.
+    /// Links `token`, so that it fires with the exchange's own token.
     pub(crate) fn link(&self, token: CancellationToken) {
         self.add_hook(Hook::Fire(token));
     }
@@ -32,7 +32,7 @@ impl Exchange {
         self.signal.add(hook, |task| self.spawn(task));
     }
 
-    /// Spawns a clean-up. Once started, it may depend on its runtime, so it ends with that runtime.
+    /// Spawns a clean-up. Once it has started, it may depend on its runtime, so it ends with that runtime.
     fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.shared.registry;
         registry.timer().spawn(Migration::BeforeStart, clean_up);

@@ -5,19 +5,19 @@ use std::{fmt, sync::Arc};
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// Reports that the response was dropped, unless the exchange has ended before.
+/// Reports that the response was dropped, unless the exchange has already ended.
 ///
-/// It must be the first field of what it guards, so that the token fires before the inner destructors run.
+/// It must be the first field of whatever it guards, so that the token fires before the inner destructors run.
 pub(crate) struct Guard {
     exchange: Option<Arc<Exchange>>,
-    // Boxed, because guards are moved often and most have none.
+    // Boxed, because guards are moved often and most have no tap.
     tap: Option<Box<Tap>>,
 }
 
-/// Reports a panic in one call or poll of the inner service. Its drop does so while unwinding.
+/// Reports a panic that occurs while the inner service is called or polled. It does so from `Drop`, during unwinding.
 ///
-/// The runtime may drop the future only after it has caught the panic, when the cause can no longer be determined.
-pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
+/// The runtime might not drop the future until it has caught the panic, when the cause can no longer be determined.
+pub(crate) struct PollGuard<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===
 
@@ -29,7 +29,7 @@ impl Guard {
         }
     }
 
-    /// Returns the guard of a request that another layer already tracks.
+    /// Returns an inert guard for a request that another layer is already tracking.
     pub(crate) fn inert() -> Self {
         Self {
             exchange: None,
@@ -41,8 +41,8 @@ impl Guard {
         self.exchange.as_ref()
     }
 
-    pub(crate) fn polling(&self) -> Option<Polling<'_>> {
-        self.exchange.as_ref().map(Polling)
+    pub(crate) fn poll_guard(&self) -> Option<PollGuard<'_>> {
+        self.exchange.as_ref().map(PollGuard)
     }
 
     pub(crate) fn set_tap(&mut self, tap: Box<Tap>) {
@@ -61,7 +61,7 @@ impl Guard {
         }
     }
 
-    /// Reports that the inner service returned an error instead of a response.
+    /// Reports that the inner service has returned an error instead of a response.
     pub(crate) fn fail(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.fail();
@@ -69,7 +69,7 @@ impl Guard {
     }
 
     /// Reports that the rest of the response will not be read.
-    pub(crate) fn on_dropped(&mut self, cause: DetachCause) {
+    pub(crate) fn report_dropped(&mut self, cause: DetachCause) {
         if let Some(exchange) = self.exchange.take() {
             exchange.on_dropped(cause, self.tap.take());
         }
@@ -78,7 +78,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.on_dropped(DetachCause::Disconnected);
+        self.report_dropped(DetachCause::Disconnected);
     }
 }
 
@@ -88,9 +88,9 @@ impl fmt::Debug for Guard {
     }
 }
 
-// === impl Polling ===
+// === impl PollGuard ===
 
-impl Drop for Polling<'_> {
+impl Drop for PollGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.on_dropped(DetachCause::ServicePanicked, None);

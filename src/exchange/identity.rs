@@ -1,4 +1,4 @@
-//! The session and protocol revision given in a request's headers.
+//! The session and the protocol revision, as specified in a request's headers.
 
 use http::HeaderValue;
 
@@ -7,10 +7,9 @@ use crate::{
     headers::Header,
 };
 
-/// The first revision without sessions. From it on, closing the response stream cancels the call.
+/// The first revision without sessions. From this revision on, closing the response stream cancels the call.
 const FIRST_STATELESS: &[u8] = b"2026-07-28";
 
-/// The session header of a request.
 #[derive(Debug, Clone)]
 pub(super) enum SessionHeader {
     None,
@@ -31,7 +30,7 @@ pub(super) enum Revision {
 // === impl SessionHeader ===
 
 impl SessionHeader {
-    pub(super) fn of(field: Header<'_>) -> Self {
+    pub(super) fn from_header(field: Header<'_>) -> Self {
         match field {
             Header::Absent => Self::None,
             Header::One(id) if is_readable(id.as_bytes()) => Self::One(id.clone()),
@@ -71,7 +70,7 @@ fn is_readable(id: &[u8]) -> bool {
 // === impl Revision ===
 
 impl Revision {
-    pub(super) fn of(field: Header<'_>) -> Self {
+    pub(super) fn from_header(field: Header<'_>) -> Self {
         match field {
             Header::Absent => Self::WithSessions,
             Header::One(version) => Self::from_version(version.as_bytes()),
@@ -79,7 +78,7 @@ impl Revision {
         }
     }
 
-    /// Returns the revision date, or `None` unless the header consists of exactly one date.
+    /// Returns the revision date if the header consists of exactly one date.
     pub(super) fn date(field: Header<'_>) -> Option<[u8; 10]> {
         let Header::One(version) = field else {
             return None;
@@ -88,7 +87,7 @@ impl Revision {
         is_date.then(|| version.as_bytes().try_into().ok())?
     }
 
-    /// Classifies a revision by its name, an ISO 8601 date. Lexicographic order is therefore chronological.
+    /// Classifies a revision by its name. Names are ISO 8601 dates, so lexicographic order is chronological.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
             return Self::Ambiguous;
@@ -100,7 +99,7 @@ impl Revision {
         }
     }
 
-    /// Merges the revisions given in the header and in the body. `Stateless` takes precedence, then `Ambiguous`.
+    /// Merges the revisions from the header and the body. `Stateless` takes precedence, then `Ambiguous`.
     pub(super) fn merge(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,
@@ -122,10 +121,10 @@ mod tests {
     fn exactly_one_readable_session_header_names_a_session() {
         let one = value(b"abc");
         assert!(
-            matches!(SessionHeader::of(Header::One(&one)), SessionHeader::One(id) if id == "abc")
+            matches!(SessionHeader::from_header(Header::One(&one)), SessionHeader::One(id) if id == "abc")
         );
         assert!(matches!(
-            SessionHeader::of(Header::Absent),
+            SessionHeader::from_header(Header::Absent),
             SessionHeader::None
         ));
         let [empty, unreadable] = [&b""[..], b"\xff"].map(value);
@@ -135,7 +134,7 @@ mod tests {
             Header::One(&unreadable),
         ] {
             assert!(matches!(
-                SessionHeader::of(ambiguous),
+                SessionHeader::from_header(ambiguous),
                 SessionHeader::Ambiguous
             ));
         }
@@ -143,14 +142,20 @@ mod tests {
 
     #[test]
     fn revisions_are_classified_by_date() {
-        let of = |version: &[u8]| Revision::of(Header::One(&value(version)));
-        assert_eq!(Revision::of(Header::Absent), Revision::WithSessions);
+        let classify = |version: &[u8]| Revision::from_header(Header::One(&value(version)));
+        assert_eq!(
+            Revision::from_header(Header::Absent),
+            Revision::WithSessions
+        );
         let twice = value(b"2025-11-25");
-        assert_eq!(Revision::of(Header::Several(&twice)), Revision::Ambiguous);
-        assert_eq!(of(b"2025-03-26"), Revision::WithSessions);
-        assert_eq!(of(b"2025-11-25"), Revision::WithSessions);
-        assert_eq!(of(b"2026-07-28"), Revision::Stateless);
-        assert_eq!(of(b"2031-01-01"), Revision::Stateless);
+        assert_eq!(
+            Revision::from_header(Header::Several(&twice)),
+            Revision::Ambiguous
+        );
+        assert_eq!(classify(b"2025-03-26"), Revision::WithSessions);
+        assert_eq!(classify(b"2025-11-25"), Revision::WithSessions);
+        assert_eq!(classify(b"2026-07-28"), Revision::Stateless);
+        assert_eq!(classify(b"2031-01-01"), Revision::Stateless);
         for ambiguous in [
             &b"DRAFT-2026-v1"[..],
             b"2026-7-28",
@@ -158,7 +163,7 @@ mod tests {
             b"\xff",
             b"2025-03-26 ",
         ] {
-            assert_eq!(of(ambiguous), Revision::Ambiguous, "{ambiguous:?}");
+            assert_eq!(classify(ambiguous), Revision::Ambiguous, "{ambiguous:?}");
         }
     }
 }

@@ -12,18 +12,17 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time until the server has accepted a cancel, including retries: 10 s.
+/// Maximum time for the server to accept a cancel, including retries.
 ///
-/// A session whose client is not reading may delay a cancel without limit.
+/// A session whose client is not reading could delay a cancel indefinitely.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s.
+/// Delays before the second and the third attempt at a cancel.
 ///
-/// Chosen because a server that restarts or sheds load often accepts the cancel then, and all three attempts fit in
-/// [`INJECTION_TIMEOUT`].
+/// By then, a server that is restarting or shedding load often accepts the cancel, and all three attempts fit in [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The delivery of a cancel. Its drop reports the error unless the cancel was delivered.
+/// The delivery of a cancel. When dropped, it reports the error unless the cancel has been delivered.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -33,8 +32,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span and reports a failure. If the server refuses the cancel temporarily, repeats it up to
-    /// twice.
+    /// Spawns the injection in a span and reports a failure. If the server temporarily refuses the cancel, it is retried up to twice.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -54,9 +52,9 @@ impl Exchange {
             .spawn(Migration::Always, task.instrument(span));
     }
 
-    /// Runs the injection, and repeats it if it fails temporarily.
+    /// Runs the injection, and retries it if it fails temporarily.
     ///
-    /// Sends nothing and fails if another call has the request id now.
+    /// Sends nothing and fails if another call has the request id by now.
     async fn run_injection(
         &self,
         id: CallId,
@@ -76,16 +74,16 @@ impl Exchange {
             let Some(delay) = delays.next().filter(|_| is_transient) else {
                 return result;
             };
-            let Some(repeated) = self.another_injection(id, canceller.as_ref()) else {
+            let Some(repeated) = self.retry_injection(id, canceller.as_ref()) else {
                 return result;
             };
-            let _elapsed = migrating_timeout(*delay, pending::<()>()).await;
+            let _ = migrating_timeout(*delay, pending::<()>()).await;
             injection = repeated;
         }
     }
 
-    /// Returns another injection of the cancel. Returns `None` if no canceller is known or the call was not cancelled.
-    fn another_injection(
+    /// Returns a new injection for the cancel. Returns `None` if no canceller is known or the call was not cancelled.
+    fn retry_injection(
         &self,
         id: CallId,
         canceller: Option<&Arc<dyn Canceller>>,
@@ -97,10 +95,10 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused the id of this ended call. The cancel would hit that call.
+    /// Returns `true` if another call has reused this ended call's id and would be hit instead.
     ///
-    /// Waits for another call that is not accepted yet. If that call is refused, the cancel must still be sent. A call that waits for
-    /// this cancel does not count.
+    /// Waits while the other call has not been accepted yet, because the cancel must still be sent if that call is refused. A call that
+    /// is itself waiting for this cancel does not count.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -123,13 +121,13 @@ impl Exchange {
 
     /// Drops the canceller if it replays cancels. Called when the exchange no longer needs the canceller.
     ///
-    /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
-    /// with it the exchange, forever.
+    /// Such a canceller owns the request's head, its extensions and a clone of the inner service, whereas handlers may keep a
+    /// `CallToken`, and with it the exchange, forever.
     pub(super) fn release_canceller(&self) {
         let canceller = {
             let mut state = self.state();
             if state.is_bound() {
-                // A session manager, which is shared by all its calls.
+                // A session manager is shared by all its calls.
                 return;
             }
             state.canceller.take()

@@ -1,4 +1,4 @@
-//! The loss of a stream, and what it means for the call, which is decided once.
+//! What losing a stream means for its call, which is decided once.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -23,7 +23,7 @@ use crate::{
 impl Attachment {
     /// Reports that the stream has ended without the answer.
     ///
-    /// `is_empty_resume`: the stream was that of a resume, and had no event.
+    /// `is_empty_resume`: whether the stream was a resume's and had no events.
     pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
@@ -35,7 +35,7 @@ impl Attachment {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles a stream of a call that has ended without the answer.
+    /// Handles a call's stream that has ended without the answer.
     #[cold]
     pub(super) fn on_stream_lost(
         self: &Arc<Self>,
@@ -70,7 +70,7 @@ impl Exchange {
             let until = until.filter(|_| !session.is_maybe_resumed(id));
             let detached = match until.or(keep_running) {
                 Some(state) => session.detach(id, generation, state, is_empty_resume, detachment),
-                // From now on, the layer can observe neither a resume nor the end of the call.
+                // From now on, the layer can see neither a resume nor the end of the call.
                 None => session.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
@@ -105,7 +105,7 @@ impl Exchange {
 
     /// Called when a gateway between the layer and its server can no longer get the answer.
     ///
-    /// The gateway sends an error in its place, so a client that resumes does not get the answer either.
+    /// The gateway sends an error instead, so a client that resumes does not get the answer either.
     pub(crate) fn on_answer_lost(self: &Arc<Self>) {
         let Some(call) = self.info() else {
             return;
@@ -125,12 +125,10 @@ impl Exchange {
         }
     }
 
-    /// Returns the state of a detached call that must not be cancelled.
+    /// Returns the state for a detached call that must not be cancelled.
     ///
-    /// Returns `None` if the call must be untracked.
-    ///
-    /// The call must be untracked if its end cannot be observed, and the server ended a stream that no client can resume. The same holds if
-    /// its end cannot be observed, and it has neither a session nor a deadline.
+    /// Returns `None` if the call must be untracked instead: its end cannot be observed, and either the server has ended a stream
+    /// that no client can resume, or the call has neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,
@@ -149,15 +147,15 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if a call's answer is observed even if no stream of it is read.
+    /// Returns `true` if a call's answer is observed even if none of its streams is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))
     }
 
-    /// Removes a task that read a stream of the call in the background.
+    /// Removes a task that has been reading a stream of the call in the background.
     ///
-    /// The end of the call is no longer observed, unless the session manager observes the answer.
+    /// The call's end is no longer observed, unless the session manager observes the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
         let is_observed = self.is_late_answer_closed()
             && self

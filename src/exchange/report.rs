@@ -1,7 +1,7 @@
-//! Reports events in the span in which the request was served.
+//! Reporting events in the span in which the request was served.
 //!
-//! Many events of a call occur where no span is entered: in a destructor, or on the timer's task. So the span is stored when the
-//! call becomes known, and stays open until the call has ended. Without a subscriber to spans, no span is stored.
+//! Many of a call's events occur where no span is entered: in a destructor, or on the timer's task. The span is therefore stored when
+//! the call becomes known, and stays open until the call has ended. Without a subscriber that records spans, none is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -14,8 +14,8 @@ use crate::{
 // === impl Exchange ===
 
 impl Exchange {
-    /// Stores the current span as the span of the call, unless the call has one.
-    pub(super) fn take_span(&self) {
+    /// Stores the current span as the call's span, unless the call already has one.
+    pub(super) fn capture_span(&self) {
         if is_subscribed() {
             let current = Span::current();
             let mut state = self.state();
@@ -25,7 +25,7 @@ impl Exchange {
         }
     }
 
-    /// Returns how the log shows its session id.
+    /// Returns how session ids appear in the log.
     pub(crate) fn session_ids(&self) -> SessionIds {
         self.shared.options.observers.session_ids
     }
@@ -33,7 +33,7 @@ impl Exchange {
     /// Drops the span, because the call has ended.
     pub(super) fn release_span(&self) {
         if is_subscribed() {
-            // A subscriber may do anything when a span closes, so no lock is held while this one is dropped.
+            // A subscriber can do anything when a span closes, so the span is dropped without holding a lock.
             let span = self.state().span.take();
             drop(span);
         }
@@ -54,7 +54,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call as started and completed, because it was answered before it was known.
+    /// Reports a call as started and completed, because it was answered before it became known.
     pub(super) fn report_completed_at_once(&self, call: &CallInfo) {
         self.report(&Event::Started { call });
         self.report(&Event::Ended {

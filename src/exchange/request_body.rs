@@ -1,40 +1,39 @@
-//! The state of a request body while it passes through the layer.
+//! The state of a request body as it passes through the layer.
 
 use crate::{
     call::{CallId, Key},
     envelope::{Frames, ParseFailure, UnparsedBody},
 };
 
-/// What is known of the request body.
+/// What is known about the request body.
 #[derive(Default)]
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. A body that cannot be parsed remains in this state until session managers can no longer bind the call.
+    /// The body has ended. If it cannot be parsed, it stays in this state until session managers can no longer bind the call.
     Ended(Result<Frames, UnparsedBody>),
-    /// It was dropped before it ended.
+    /// The body was dropped before it ended.
     Dropped(UnparsedBody),
-    /// It is being parsed. A session manager that binds the call in the meantime has priority.
+    /// The body is being parsed. A session manager that binds the call in the meantime takes precedence.
     Parsing,
-    /// Its kind is known: it was parsed, or no longer needs to be parsed.
+    /// The body's kind is known, because it has been parsed or no longer needs to be.
     Known(BodyKind),
 }
 
-/// What a request body is.
 pub(super) enum BodyKind {
     /// A tracked call, or certainly not JSON-RPC.
     Plain,
     /// Certainly or possibly JSON-RPC, but not a tracked call.
     Other,
-    /// The client's own cancel of a call that was in flight at that time. Boxed, because few bodies are one.
+    /// The client's own cancel of a call that was in flight at the time. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),
-    /// A call over the limit. Its contest lasts until the server has accepted or refused the request.
+    /// A call over the limit. Its contest, if any, lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),
 }
 
-/// An in-flight call with the same id as a request that is not tracked.
+/// An in-flight call with the same id as an untracked request.
 pub(super) trait Contested: Send {
-    /// Untracks that call, because the server accepted the request.
+    /// Untracks the in-flight call, because the server has accepted the request.
     fn on_accepted(self: Box<Self>);
 }
 
@@ -62,7 +61,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is a tracked call, or certainly not JSON-RPC.
+    /// Returns `true` if the body is a tracked call, or certainly not JSON-RPC.
     pub(super) fn is_plain(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
@@ -73,7 +72,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is or may be JSON-RPC without a tracked call. In that case, a disconnect has no effect on the request.
+    /// Returns `true` if the body is or may be JSON-RPC without a tracked call. A disconnect then has no effect on the request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
@@ -82,7 +81,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is a call over the limit.
+    /// Returns `true` if the body is a call over the limit.
     pub(super) fn is_untracked(&self) -> bool {
         matches!(self, Self::Known(BodyKind::Untracked(_)))
     }

@@ -1,4 +1,4 @@
-//! The response of an exchange: what its head and its body mean for the call.
+//! An exchange's response: what its head and its body mean for the call.
 
 use std::{
     mem,
@@ -30,30 +30,30 @@ const REPLAYABLE: u32 = 1 << 31;
 /// What the response head means for the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// 2xx with `text/event-stream`: the answer is on the stream. `readable` unless it is encoded.
+    /// 2xx with `text/event-stream`: the answer is sent on the stream. `readable` unless it is encoded.
     Stream { readable: bool },
     /// 2xx with any other body: the body is the answer.
     Answer,
-    /// Any other status: the server has refused the request. `is_temporary` if its client may send the request again later.
+    /// Any other status: the server has refused the request. `is_temporary` if its client may retry it later.
     Refusal { is_temporary: bool },
 }
 
-/// What is done with the response body.
+/// What to do with the response body.
 pub(crate) enum BodyPlan {
-    /// It is passed on.
+    /// Pass it on.
     Pass,
-    /// It is passed on and read.
+    /// Pass it on and read it.
     Tap(Box<Tap>),
-    /// It is passed on as the answer to the call, which ends with it.
+    /// Pass it on as the answer to the call, which ends with it.
     Answer(Attachment),
-    /// It is passed on if it contains the answer to `request`. Otherwise `error` replaces it, because the call was cancelled.
+    /// Pass it on if it contains the answer to `request`. Otherwise replace it with `error`, because the call was cancelled.
     Late { request: RequestId, error: Bytes },
 }
 
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records the response's head. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
+    /// Records the response head. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
     fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
@@ -71,7 +71,7 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles the response head. Returns what is done with the body.
+    /// Handles the response head, and returns what to do with the body.
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
         if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
@@ -99,9 +99,9 @@ impl Exchange {
         }
     }
 
-    /// Records that the body is the answer to the call.
+    /// Records that the body is the call's answer.
     ///
-    /// Returns `None` if the call is not in flight, a session manager tracks it, or the exchange has ended.
+    /// Returns `None` if the call is not in flight, if a session manager tracks it, or if the exchange has ended.
     fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
@@ -114,12 +114,12 @@ impl Exchange {
         self.accept_call()
     }
 
-    /// Called when the inner service has accepted the request, of any kind.
+    /// Called when the inner service has accepted the request, whatever its kind.
     fn on_accepted(&self) {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
             let accepted = registry.begin_close(session);
-            // A call whose response has no head yet is in flight too.
+            // Calls whose responses have no head yet are also in flight.
             let unaccepted = registry.unaccepted_in(session);
             for (id, exchange) in accepted.into_iter().chain(unaccepted) {
                 exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -139,8 +139,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // That call may have ended in the meantime, and another call may have reused its id. The call need not be accepted yet: with
-        // a JSON answer, the head that accepts it arrives only with the answer.
+        // The target may have ended in the meantime, and another call may have reused its id. The target need not have been accepted
+        // yet, because with a JSON answer, the head that accepts it only arrives with the answer.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)
@@ -149,7 +149,7 @@ impl Exchange {
         }
     }
 
-    /// Handles the head of an event stream.
+    /// Handles an event stream's head.
     fn on_stream_head(self: &Arc<Self>, readable: bool) -> BodyPlan {
         let is_bound = {
             let mut state = self.state();
@@ -169,7 +169,7 @@ impl Exchange {
                 // An encoded body may carry the answer.
                 Accepted::Cancelled(..) if !readable => None,
                 Accepted::Cancelled(request, reason) => {
-                    let error = sse::event(&jsonrpc::cancelled(&request, reason));
+                    let error = sse::event(&jsonrpc::cancellation_error(&request, reason));
                     return BodyPlan::Late { request, error };
                 }
             },
@@ -223,7 +223,7 @@ impl Exchange {
 
     /// Ends the exchange. Returns the call, unless a session manager tracks it, and the previous phase.
     ///
-    /// Returns `None` if the exchange had already ended.
+    /// Returns `None` if the exchange has already ended.
     fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
         self.parse_body();
         self.end_resume();
@@ -244,7 +244,7 @@ impl Exchange {
         Some((call.filter(|_| !is_bound), phase))
     }
 
-    /// Drops the contest of an untracked request. If the request is known to carry no call, also drops the canceller.
+    /// Drops an untracked request's contest. If the request is known to carry no call, also drops the canceller.
     fn release_unused(&self) {
         let (is_known, contest) = {
             let mut state = self.state();
@@ -268,7 +268,7 @@ impl Exchange {
 
     /// Handles the loss of the response.
     ///
-    /// `has_head`: the client has the response head, even if another exchange of its request recorded the head.
+    /// `has_head`: whether the client has the response head, even if another exchange of its request recorded the head.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -284,7 +284,7 @@ impl Exchange {
         };
         if let Some(call) = self.info() {
             if !has_head {
-                // A middleware may have read events. The client has received none, so it has no id to resume with.
+                // A middleware may have read events, but the client has received none, so it has no id to resume with.
                 self.stream_meta.fetch_and(!REPLAYABLE, Ordering::Relaxed);
             }
             self.on_stream_lost(call, POST_GENERATION, cause, false);
@@ -309,11 +309,11 @@ impl Exchange {
 
     /// Returns `true` if a disconnect fires the token of a request without a call.
     ///
-    /// That is so if the request is not MCP, and no client can resume it. A session header alone does not prove MCP, because a client
-    /// may send one on any route.
+    /// This applies to requests that are not MCP and that no client can resume. A session header alone does not prove MCP, because a
+    /// client can send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            // An MCP server has handled a DELETE once it answers, so the token of a DELETE cancels nothing.
+            // By the time an MCP server answers a DELETE, it has handled it, so a DELETE's token cancels nothing.
             RequestKind::Delete(_)
             | RequestKind::Listen {
                 accepts_events: false,
@@ -325,14 +325,14 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the part of the response so far may have been the answer.
+    /// Sets whether what has been sent of the response may have been the answer.
     pub(super) fn set_maybe_answered(&self, maybe_answered: bool) {
         self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
-    /// Removes a stream that may have carried the answer to the call.
+    /// Removes a stream that may have carried the call's answer.
     ///
-    /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
+    /// The call is not cancelled. Once it has lost its last stream, it ends as [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|session| session.remove_stream(id, generation));
@@ -356,22 +356,22 @@ impl Exchange {
             let retry =
                 u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
             let with_retry = |meta| Some((meta & REPLAYABLE) | retry);
-            // Never fails, because the closure returns a value each time.
-            let _previous =
-                self.stream_meta
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
+            // Never fails, because the closure always returns a value.
+            let _ = self
+                .stream_meta
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
         }
     }
 
-    /// Returns the server's last `retry`, which is how long the client waits before it resumes.
+    /// Returns the server's last `retry`, which is how long the client waits before resuming.
     ///
-    /// Returns `None` if the server sent none, or zero.
+    /// Returns `None` if the server has sent none, or zero.
     pub(crate) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))
     }
 
-    /// Returns what is known of the call's streams when one of them ends.
+    /// Returns what is known about the call's streams when one of them ends.
     pub(super) fn stream_end(&self, by_server: bool) -> StreamEnd {
         let canceller = self.state().canceller.clone();
         StreamEnd {

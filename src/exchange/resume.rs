@@ -1,9 +1,9 @@
-//! Resumes: GETs with `Last-Event-ID`, and what they do to the calls they resume.
+//! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
 //!
-//! While the inner service is handling the GET, the expiry of these calls' graces is deferred. A pending resume keeps a call at most
-//! `MAX_RESUME_WAIT` (5 s) past the end of its grace. Once the inner service has accepted the resume, the response stream is the call's
-//! next generation. If a session manager tracks the call, only the manager accepts a resume, because rmcp answers 200 to a resume that
-//! it refuses.
+//! While the inner service is handling the GET, the expiry of these calls' graces is deferred, but a pending resume keeps a call for at
+//! most `MAX_RESUME_WAIT` (5 s) past the end of its grace. Once the inner service has accepted the resume, the response stream is the
+//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to
+//! a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -25,7 +25,7 @@ use crate::{
 
 /// The effect of an accepted resume.
 pub(super) enum Accepted {
-    /// No stream is attached here.
+    /// This exchange attaches no stream.
     ///
     /// No call or several calls match, the call has ended, or a session manager attaches the stream.
     Nothing,
@@ -37,7 +37,7 @@ pub(super) enum Accepted {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Attaches the stream of an accepted resume to the call, as the next generation. Returns `None` if the call has ended.
+    /// Attaches an accepted resume's stream to the call, as the next generation. Returns `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
         let attached =
             self.with_session(|session| Some((session.detachment(id), session.attach(id)?)));
@@ -52,13 +52,13 @@ impl Exchange {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// If the loss of its current stream is detected later, the call is not cancelled.
+    /// The call is not cancelled even if the loss of its current stream is detected later.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
         let now = Instant::now();
-        // Treated as a stream that the server ended, because no task here reads the rest of it.
+        // Treated like a stream that the server has ended, because no task of this server reads the rest of it.
         let stream_end = self.stream_end(true);
         let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
@@ -71,7 +71,7 @@ impl Exchange {
         is_marked.unwrap_or(false)
     }
 
-    /// Reports that a client's resume of a call was accepted.
+    /// Reports that a client's resume of a call has been accepted.
     pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().stream_end_cause = None;
         if let Some(call) = self.call(id) {
@@ -80,7 +80,8 @@ impl Exchange {
     }
 }
 
-/// Returns an event id as it appears in the stream, which is UTF-8. A browser's `fetch` sends each of its characters as one byte (Latin-1).
+/// Returns an event id as it appears in the stream, which is UTF-8. A browser's `fetch` sends each of its characters as a single byte
+/// (Latin-1).
 fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
     if str::from_utf8(event_id).is_ok() {
         return Cow::Borrowed(event_id);
@@ -92,8 +93,8 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers specify exactly one
-    /// event. A field that is repeated with the same value counts once, because servers read one of them.
+    /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers specify exactly one event. A
+    /// field repeated with the same value counts once, because servers read one of them.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -108,7 +109,7 @@ impl Resume {
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
-            // In any scope, because the issuer of the session id may not be known yet.
+            // Searched in every scope, because it may not be known yet which one issued the session id.
             let mut calls = session.candidates_for_event(event_id);
             calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls
@@ -125,9 +126,9 @@ impl Resume {
         self.session.scope.path().is_none()
     }
 
-    /// Handles a resume that the inner service answered with a stream, and ends it.
+    /// Handles a resume that the inner service has answered with a stream, and ends it.
     ///
-    /// If several calls match, each of them is marked as maybe resumed.
+    /// If several calls match, each is marked as maybe resumed.
     pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
         if self.is_managed() {
             self.end();
@@ -142,7 +143,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // Including calls that have another pending resume, because that one may be refused.
+                // This includes calls with another pending resume, because that one may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -166,7 +167,7 @@ impl Resume {
         Some(call??.1)
     }
 
-    /// Records why its stream is about to end. The stream of a session manager observes only that it is dropped.
+    /// Records why its stream is about to end. A session manager's stream only sees that it is dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
         // A plain drop already means `Disconnected`.
         if cause != DetachCause::Disconnected
@@ -177,7 +178,7 @@ impl Resume {
         }
     }
 
-    /// Starts the graces of its calls anew, because the client was asked to retry later.
+    /// Restarts its calls' graces, because the client has been asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held_calls = lock(&self.held_calls).clone();
@@ -186,9 +187,9 @@ impl Resume {
         }
     }
 
-    /// Ends the resume. The graces that it deferred may expire, unless another resume of their call is pending.
+    /// Ends the resume. The graces that it deferred can expire again, unless another resume of their call is pending.
     ///
-    /// May be called more than once.
+    /// Can be called more than once.
     pub(super) fn end(&self) {
         let held_calls = mem::take(&mut *lock(&self.held_calls));
         for (id, exchange) in held_calls {

@@ -1,11 +1,10 @@
-//! The token of an exchange, and the hooks that fire with it: linked tokens, and clean-ups.
+//! An exchange's token, and the hooks that fire with it: linked tokens and clean-ups.
 //!
-//! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
-//! 2. A clean-up runs once, only after a cancel, on its own task and never inside `Drop`. A panic in one does not affect the
-//!    others. Until it starts, another runtime may take it over.
-//! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
-//! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped, so that what they own is
-//!    released.
+//! 1. The token fires once, for a reason. The reason is set first, then the token fires, and then the hooks run.
+//! 2. A clean-up runs once, only after a cancel, on its own task and never inside `Drop`. A panic in one clean-up does not affect the
+//!    others. Until it has started, another runtime can take it over.
+//! 3. If the call has already been cancelled, a new clean-up runs at once. If it has ended in any other way, a new clean-up never runs.
+//! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped to release what they own.
 //! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
 
 use std::{
@@ -21,23 +20,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when a call is cancelled, or when the client of a request without MCP disconnects.
+/// Fires when a call is cancelled, or when the client of a non-MCP request disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
-    /// Code outside the crate has the token.
+    /// Whether code outside the crate has the token.
     is_observed: AtomicBool,
     pending: Mutex<Pending>,
 }
 
-/// The token and the hooks that fire with it.
 #[derive(Default)]
 struct Pending {
     token: Option<CancellationToken>,
     hooks: Hooks,
 }
 
-/// Something to be done once, when the token fires.
+/// Something to do once, when the token fires.
 pub(super) enum Hook {
     Fire(CancellationToken),
     CleanUp(CleanUp),
@@ -45,14 +43,13 @@ pub(super) enum Hook {
 
 type CleanUp = Box<dyn FnOnce(CancelReason) -> CleanUpTask + Send>;
 
-/// What a clean-up does.
 pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 #[derive(Default)]
 enum Hooks {
     #[default]
     None,
-    /// Nearly always a handler's token, which needs no allocation here.
+    /// Nearly always a handler's token, which is stored without an allocation.
     One(Hook),
     Several(Vec<Hook>),
     /// The token can no longer fire, so a new hook never runs.
@@ -66,22 +63,22 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// Returns the token, which the first call creates. If the signal has fired, the token is cancelled.
+    /// Returns the token, creating it on first use. If the signal has fired, the token is cancelled.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
-        // `fire` sets the reason before it takes the lock. So either `fire` finds the token, or this finds the reason.
+        // `fire` sets the reason before it takes the lock, so either `fire` finds the token, or the reason is found here.
         if self.reason.get().is_some() {
             token.cancel();
         }
         token
     }
 
-    /// Records that code outside the crate gets the token and so may observe a cancel.
+    /// Records that code outside the crate is getting the token, and so may see a cancel.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if code outside the crate may observe a cancel.
+    /// Returns `true` if code outside the crate may see a cancel.
     pub(super) fn is_observed(&self) -> bool {
         if self.is_observed.load(Ordering::Relaxed) {
             return true;
@@ -90,13 +87,13 @@ impl Signal {
         pending.token.is_some() || !pending.hooks.is_empty()
     }
 
-    /// Adds a hook that runs when the token fires.
+    /// Adds a hook to run when the token fires.
     ///
-    /// If the token has fired, runs the hook at once. If the token can no longer fire, drops the hook.
+    /// If the token has already fired, the hook runs at once. If the token can no longer fire, the hook is dropped.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
             let mut pending = self.pending();
-            // `fire` sets the reason before it takes the lock. So either `fire` finds the hook, or this finds the reason.
+            // `fire` sets the reason before it takes the lock, so either `fire` finds the hook, or the reason is found here.
             match self.reason.get() {
                 Some(_) => Some(hook),
                 None => pending.hooks.add(hook),
@@ -109,7 +106,7 @@ impl Signal {
         }
     }
 
-    /// Fires the token and runs the hooks. Only the first call has an effect.
+    /// Fires the token and runs the hooks. Only the first call has any effect.
     pub(super) fn fire(&self, reason: CancelReason, spawn: impl Fn(CleanUpTask)) {
         if self.reason.set(reason).is_err() {
             return;
@@ -140,7 +137,7 @@ impl Signal {
 // === impl Hooks ===
 
 impl Hooks {
-    /// Returns the hook if it is added too late.
+    /// Adds a hook, or returns it if it is too late to add one.
     fn add(&mut self, hook: Hook) -> Option<Hook> {
         match self {
             Self::None => *self = Self::One(hook),
@@ -175,7 +172,7 @@ impl Hook {
         F: Future<Output = ()> + Send + 'static,
     {
         Self::CleanUp(Box::new(|reason| {
-            // The closure is also called on the task, because it may do its work before it returns a future.
+            // The closure is also called on the task, because it may do its work before returning a future.
             Box::pin(async move { clean_up(reason).await })
         }))
     }

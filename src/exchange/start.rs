@@ -1,4 +1,4 @@
-//! The start of a call, from the request body.
+//! How a call starts, from the request body.
 
 use std::{
     mem,
@@ -24,16 +24,16 @@ use crate::{
 #[must_use]
 pub(super) struct Registered {
     deferred: DeferredEffects<Exchange>,
-    /// The server has been drained, so the call must end at once.
+    /// Whether the server has been drained, so that the call must end at once.
     is_drained: bool,
-    /// Another in-flight call owns the id.
+    /// Whether another in-flight call owns the id.
     pub(super) is_contested: bool,
 }
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Records that the request body has ended, with its frames or the reason for not parsing it.
+    /// Records that the request body has ended, with its frames or the reason not to parse it.
     pub(crate) fn on_body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.set_passed_body(RequestBody::Ended(frames));
     }
@@ -52,7 +52,7 @@ impl Exchange {
         }
     }
 
-    /// Parses a request body that has ended, unless a session manager has bound the call.
+    /// Parses a request body that has ended, unless a session manager has already bound the call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.must_parse_body.load(Ordering::Relaxed)
             || !self.must_parse_body.swap(false, Ordering::AcqRel)
@@ -62,7 +62,7 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
-                // A service may refuse a request without reading its body, see `report_unparsed_body`.
+                // A service can refuse a request without reading its body, see `report_unparsed_body`.
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Parsing) {
@@ -91,11 +91,11 @@ impl Exchange {
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
-        let manager = self.session.id().and_then(|id| registry.manager_of(id));
+        let manager = self.session.id().and_then(|id| registry.manager_scope(id));
         {
             let mut state = self.state();
             if !matches!(state.request, RequestBody::Parsing) {
-                // A session manager bound the call in the meantime.
+                // A session manager has bound the call in the meantime.
                 return;
             }
             if manager.is_some() && state.phase == Phase::Open && !state.has_head {
@@ -103,18 +103,18 @@ impl Exchange {
                 state.request = RequestBody::Ended(Err(body));
                 return;
             }
-            state.request = self.unparsed_body(body);
+            state.request = self.classify_unparsed(body);
         }
         self.shared
             .report(&Event::UnparsedBody { why: body.reason });
     }
 
-    /// Reports a body that the layer cannot read, because no session manager will bind the call.
+    /// Reports a body that the layer cannot read, once no session manager will bind the call.
     ///
     /// If the inner service `accepted` the request, an open exchange becomes [`Phase::Streaming`].
     ///
-    /// A body that was dropped before it ended is reported only if the inner service `accepted` the request. A service may refuse a
-    /// request without reading its body.
+    /// A body that was dropped before it ended is only reported if the inner service `accepted` the request, because a service can
+    /// refuse a request without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
         let unparsed = {
             let mut state = self.state();
@@ -126,7 +126,7 @@ impl Exchange {
                 RequestBody::Dropped(body) => (*body, accepted),
                 _ => return,
             };
-            state.request = self.unparsed_body(body);
+            state.request = self.classify_unparsed(body);
             is_reported.then_some(body)
         };
         if let Some(body) = unparsed {
@@ -135,13 +135,13 @@ impl Exchange {
         }
     }
 
-    fn unparsed_body(&self, body: UnparsedBody) -> RequestBody {
+    fn classify_unparsed(&self, body: UnparsedBody) -> RequestBody {
         // In a session, an unread body may have been JSON-RPC.
         let is_unread = body.reason == ParseFailure::NotRead && !self.session.is_none();
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 
-    /// Sets the kind of the body. Returns `false` if a session manager bound the call in the meantime.
+    /// Sets the body's kind. Returns `false` if a session manager has bound the call in the meantime.
     fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
         let is_first = matches!(state.request, RequestBody::Parsing);
@@ -151,7 +151,7 @@ impl Exchange {
         is_first
     }
 
-    /// Starts the call in a parsed message, unless a session manager has bound it. Records what any other message is.
+    /// Starts the call in a parsed message, unless a session manager has bound it. Records the kind of any other message.
     fn start(self: &Arc<Self>, message: Message<'_>) {
         let request = match message {
             Message::Request(request) => Some(request),
@@ -165,8 +165,8 @@ impl Exchange {
                 return;
             }
         };
-        // `Other` and not `Plain`, because a disconnect has no effect on JSON-RPC without a tracked call.
-        let Some(call) = request.and_then(|request| self.call_of(request)) else {
+        // `Other` rather than `Plain`, because a disconnect has no effect on JSON-RPC without a tracked call.
+        let Some(call) = request.and_then(|request| self.build_call(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;
         };
@@ -181,10 +181,10 @@ impl Exchange {
             }
             return;
         }
-        self.take_span();
+        self.capture_span();
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Parsing) {
-            // A session manager bound the call in the meantime.
+            // A session manager has bound the call in the meantime.
             return;
         }
         if state.is_answered {
@@ -198,9 +198,9 @@ impl Exchange {
         self.on_registered(registered);
     }
 
-    /// Registers a call in its session. Must be called under the state lock, so that the call is registered once.
+    /// Registers a call in its session. Must be called under the state lock, so that the call is only registered once.
     ///
-    /// A session entry may be locked under that lock, and no other lock is taken under a session entry.
+    /// A session entry may be locked under the state lock, but no other lock is taken under a session entry.
     pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
@@ -214,9 +214,9 @@ impl Exchange {
         let (is_contested, deferred, is_drained) =
             registry.start(id, session_id.as_ref(), |entry, session| {
                 session.start(id, key, self.clone(), deadline);
-                // A thread that finds the call in the session finds it here, and vice versa, because the session entry is locked.
-                // `set`, because `get_or_init` would move the large value once more.
-                let _first = self.call.set(CallRef {
+                // The session entry is locked, so a thread that finds the call in the session finds it here, and vice versa. `set`,
+                // because `get_or_init` would move the large value once more.
+                let _ = self.call.set(CallRef {
                     info: call,
                     entry: entry.clone(),
                 });
@@ -231,7 +231,7 @@ impl Exchange {
 
     /// Reports that the call has started, and cancels it if the server has been drained.
     ///
-    /// Must be called without locks.
+    /// Must be called without holding any lock.
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
         let Registered {
             deferred,
@@ -248,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the in-flight call that a client's cancel refers to, accepted or not.
+    /// Returns the in-flight call that a client's cancel refers to, whether accepted or not.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
@@ -257,10 +257,10 @@ impl Exchange {
         Some((key, id))
     }
 
-    /// Returns the call in a request that was parsed from the body.
+    /// Builds the call in a request that was parsed from the body.
     ///
-    /// Returns `None` for `initialize`, and if it cannot be determined whether the request belongs to a session.
-    fn call_of(&self, request: Request<'_>) -> Option<CallInfo> {
+    /// Returns `None` for `initialize`, or if it cannot be determined whether the request belongs to a session.
+    fn build_call(&self, request: Request<'_>) -> Option<CallInfo> {
         if &*request.method == "initialize" {
             return None;
         }
@@ -281,7 +281,7 @@ impl Exchange {
         call.set_session(session);
         call.set_extensions(self.extensions());
         call.set_protocol_version(in_body.or(self.protocol_version()));
-        // From 2026-07-28 on there is no such parameter.
+        // This parameter no longer exists from 2026-07-28 on.
         call.set_task(request.task && revision != Revision::Stateless);
         call.set_cancelled_on_disconnect(revision == Revision::Stateless);
         call.set_policy(self.shared.options.policy_for(&call));

@@ -1,4 +1,4 @@
-//! The state of an exchange: all its fields.
+//! The state of an exchange.
 
 use std::{
     any::Any,
@@ -33,7 +33,7 @@ pub(crate) type Registry = registry::Registry<Exchange>;
 
 pub(crate) type SessionState = registry::SessionState<Exchange>;
 
-/// State shared by all exchanges of one service.
+/// State shared by all of a service's exchanges.
 #[derive(Debug)]
 pub(crate) struct LayerShared {
     pub(crate) options: Options,
@@ -45,31 +45,32 @@ pub(crate) struct Exchange {
     pub(super) shared: Arc<LayerShared>,
     pub(super) session: SessionHeader,
     pub(super) revision: Revision,
-    /// The date of the revision in the header.
+    /// The revision date from the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// The request body has ended or was dropped and may have to be parsed. Checked first, so that most polls need not lock.
+    /// Whether the request body has ended or been dropped and may still have to be parsed. Checked first, so that most polls need no
+    /// lock.
     pub(super) must_parse_body: AtomicBool,
     /// Whether the call's streams had event ids, and the last `retry`. `response` packs both.
     pub(super) stream_meta: AtomicU32,
-    /// The call was cancelled here, so the error becomes the response.
+    /// Whether this server has cancelled the call with an error. The error becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
-    /// The call has ended, see `streams`.
+    /// Whether the call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
-    /// The bytes that were sent on the streams may have been the answer to the call, see `tap`.
+    /// Whether the bytes sent on the streams may have been the call's answer, see `tap`.
     pub(super) maybe_answered: AtomicBool,
-    /// The [`PendingCancel`] of the call, as a number.
+    /// The call's [`PendingCancel`], as a number.
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when the call is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
+    /// Notified when the call is accepted or ends, or its [`PendingCancel`] becomes known. Created by the first task that waits.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
 
-/// A call, and the entry of its session.
+/// A call, and its session's entry.
 pub(super) struct CallRef {
     pub(super) info: CallInfo,
     pub(super) entry: Arc<SessionEntry<Exchange>>,
@@ -79,14 +80,14 @@ pub(super) struct CallRef {
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancel of one. A POST that is certainly not JSON is `Other`.
     ///
-    /// Has the extensions of its calls, see [`CallInfo::extension`].
+    /// Holds the extensions for its calls, see [`CallInfo::extension`].
     Post(Option<Arc<Extensions>>),
-    /// A GET with `Last-Event-ID`, for a stream of its session.
+    /// A GET with `Last-Event-ID`, for one of its session's streams.
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
-    /// Another GET with a session id. It may open the standalone stream. Until the response head is known, it counts as such a
-    /// GET if it accepts events.
+    /// Any other GET with a session id, which may open the standalone stream. Until the response head is known, it is assumed to do
+    /// so if it accepts events.
     Listen {
         accepts_events: bool,
     },
@@ -99,7 +100,7 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose grace it keeps from expiring. There are several if the event id is ambiguous.
+    /// The calls whose graces it keeps from expiring. There are several if the event id is ambiguous.
     pub(super) held_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
@@ -107,44 +108,44 @@ pub(super) struct Resume {
 pub(super) struct ExchangeState {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
-    /// The inner service has returned the response head.
+    /// Whether the inner service has returned the response head.
     pub(super) has_head: bool,
-    /// A service inside the layer has the answer to the request (see contract 5 of `exchange`).
+    /// Whether a service inside the layer already has the answer to the request.
     ///
-    /// It may be set before the request is known to carry a call.
+    /// See contract 5 of `exchange`. May be set before the request is known to carry a call.
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
-    /// The call was answered while its client was connected, as a session manager observed.
+    /// Whether a session manager has seen the call answered while its client was connected.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of the call is ending. Set where the stream itself observes only that it is dropped.
+    /// Why a resumed stream of the call is ending. Set where the stream itself only sees that it is dropped.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a separate call. The first call has ended.
+    /// The exchange of a further attempt that is a separate call, as the first call has ended.
     pub(super) next: Weak<Exchange>,
-    /// Boxed, because it is usually absent: there is a span only if a subscriber records spans.
+    /// Boxed, because it is usually absent: there is only a span if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
 }
 
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// Whether a stream can still deliver the answer to a call.
+/// Whether a stream can still deliver a call's answer.
 ///
-/// If the call's streams end early, only the transport of the session observes the answer.
+/// If the call's streams end early, only the session's transport sees the answer.
 #[derive(Default)]
 pub(super) enum LateAnswer {
-    /// A stream will deliver the answer, as far as is known.
+    /// As far as is known, a stream will deliver the answer.
     #[default]
     Possible,
-    /// A copy of the answer that the transport has sent, until a stream delivers it.
+    /// A copy of the answer that the transport has sent, held until a stream delivers it.
     Received(OpaqueMessage),
-    /// Streams will no longer deliver the answer.
+    /// No stream will deliver the answer any more.
     Closed,
 }
 
-/// One stream of a call. Its owner reports when that stream has ended.
+/// A stream of a call. Its owner reports when the stream has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
@@ -155,34 +156,34 @@ pub(crate) struct Attachment {
 /// The dispatch of a call to a session manager, which then observes the call's streams.
 #[derive(Default)]
 pub(super) enum Dispatch {
-    /// No session manager has bound it.
+    /// No session manager has bound the call.
     #[default]
     NotBound,
-    /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
+    /// The call is bound, and its request is being dispatched. Cancels are deferred, because they must not overtake the request.
     InProgress(Attempts),
-    /// Every attempt was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
+    /// Every attempt has been accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
     Done { is_cancelled: bool },
 }
 
-/// What is deferred until the session manager has accepted or refused the request of a call.
+/// What is deferred until the session manager has accepted or refused a call's request.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Number of attempts in progress. There are several if a middleware sends the request again.
+    /// Number of attempts in progress. There are several if a middleware resends the request.
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The call's key while an older in-flight call has the same key. The older call keeps the key if the request is refused.
+    /// The call's key while an older in-flight call has the same one. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call waits for the pending cancel of an older call with its request id.
+/// Whether a call is waiting for the pending cancel of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// It does not wait, so such a cancel would hit it.
+    /// The call is not waiting, so such a cancel would hit it.
     None = 0,
-    /// Not known yet. The call can be found already.
+    /// Not known yet, although the call can already be found.
     Unknown = 1,
     Awaited = 2,
 }
@@ -195,7 +196,7 @@ pub(super) enum Phase {
     Streaming,
     /// The response body is the answer to the call, which no session manager tracks.
     Answering,
-    /// The whole response was sent, or the inner service returned an error.
+    /// The whole response has been sent, or the inner service has returned an error.
     Ended,
     /// The response was dropped before it ended.
     Dropped,
@@ -248,7 +249,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the extensions of its calls.
+    /// Returns the extensions for the request's calls.
     pub(super) fn extensions(&self) -> Option<Arc<Extensions>> {
         match &self.kind {
             RequestKind::Post(extensions) => extensions.clone(),
@@ -256,24 +257,24 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if it may carry a call, judging by its head.
+    /// Returns `true` if the request may carry a call, judging by its head.
     pub(crate) fn may_carry_call(&self) -> bool {
         matches!(self.kind, RequestKind::Post(_))
     }
 
-    /// Returns `true` if a cancel of the call may have to be replayed into the inner service.
+    /// Returns `true` if a cancel may have to be replayed into the inner service.
     ///
-    /// That is so if it may carry a session call, and no session manager has its session.
+    /// This is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
                 let registry = &self.shared.registry;
-                registry.manager_of(id).is_none()
+                registry.manager_scope(id).is_none()
             })
     }
 
-    /// Keeps its session in use until the returned guard is dropped. Returns `None` if no session manager has the session.
+    /// Keeps the session in use until the returned guard is dropped. Returns `None` if no session manager has the session.
     #[cold]
     pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
         self.shared.registry.use_session(self.session.id()?)
@@ -284,7 +285,7 @@ impl Exchange {
         self.state().canceller = Some(replay);
     }
 
-    /// Returns the protocol revision in the request's header.
+    /// Returns the protocol revision from the request's header.
     pub(super) fn protocol_version(&self) -> Option<&str> {
         str::from_utf8(self.revision_date.as_ref()?).ok()
     }
@@ -298,12 +299,12 @@ impl Exchange {
         Some(&self.call.get()?.info)
     }
 
-    /// Returns `true` if it is known to carry a call.
+    /// Returns `true` if the request is known to carry a call.
     pub(crate) fn has_call(&self) -> bool {
         self.call.get().is_some()
     }
 
-    /// Runs one operation on the state of the call's session. Returns `None` if there is no call.
+    /// Runs an operation on the call's session state, or returns `None` if there is no call.
     pub(crate) fn with_session<R>(
         &self,
         operation: impl FnOnce(&mut SessionState) -> R,
@@ -316,7 +317,7 @@ impl Exchange {
         is_in_flight.unwrap_or(false)
     }
 
-    /// Returns `true` if a call is in flight, and the inner service has accepted it.
+    /// Returns `true` if a call is in flight and has been accepted by the inner service.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
         let is_accepted =
             |session: &mut SessionState| session.is_in_flight(id) && !session.is_unaccepted(id);
@@ -328,12 +329,12 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a task reads a stream of the call to observe the end of the call.
+    /// Records that a task is reading a stream of the call in order to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }
 
-    /// Returns the call if its id is `id`, and `None` otherwise.
+    /// Returns the call if it has this id.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.info().filter(|call| call.id() == id)
     }

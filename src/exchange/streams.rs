@@ -1,11 +1,11 @@
-//! The open streams of an exchange, and the error that is sent on them.
+//! An exchange's open streams, and the error sent on them.
 //!
-//! Clients receive this error when the call is cancelled here. Before the response head, the response future answers with this
-//! error. After the head, the error is sent on every open stream of the call: those of the POST and of resumes. The inner service's
-//! body is dropped before the client reads the error. So a client that is not reading delays nothing.
+//! Clients receive this error when this server cancels the call. Before the response head, the response future resolves to it. After
+//! the head, it is sent on every open stream of the call, whether the POST's or a resume's. The inner service's body is dropped before
+//! the client reads the error, so a client that is not reading delays nothing.
 //!
-//! A session manager observes the answer before the layer does. A drain waits until the stream that carries the answer has ended
-//! ([`Delivering`]).
+//! A session manager sees the answer before the layer does, so a drain waits until the stream that carries the answer has ended
+//! ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -24,14 +24,14 @@ use crate::{
     timer::{OnDeadline, TimerHandle},
 };
 
-/// The answer to a call, on its way from the session manager to the client.
+/// Guards an answer on its way from the session manager to the client.
 ///
-/// A drain waits until all of these guards are dropped.
-pub(crate) struct Delivering(Arc<Exchange>);
+/// A drain waits until all of these guards have been dropped.
+pub(crate) struct DeliveryGuard(Arc<Exchange>);
 
-// === impl Delivering ===
+// === impl DeliveryGuard ===
 
-impl Drop for Delivering {
+impl Drop for DeliveryGuard {
     fn drop(&mut self) {
         self.0.shared.registry.end_delivery();
     }
@@ -42,7 +42,7 @@ impl Drop for Delivering {
 impl Exchange {
     /// Adds an open stream to this exchange, or to the exchange whose call this one resumes.
     ///
-    /// A stream that a drain would not find through an in-flight call is also registered. Returns the exchange of the resumed call, or
+    /// A stream that a drain could not find through an in-flight call is also registered. Returns the resumed call's exchange, or
     /// `None` if the stream does not resume an in-flight call.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
@@ -60,7 +60,7 @@ impl Exchange {
                     return next.on_stream_opened(stream);
                 }
                 self.add_stream(stream);
-                // The call may end concurrently. Adding the stream and ending the call both take the state lock. So either the end
+                // The call may end concurrently. Adding the stream and ending the call both take the state lock, so either the end
                 // finds the stream, or this code finds that the call has ended.
                 if self.has_call_ended() || self.may_outlive_drain() {
                     self.register_orphaned_streams();
@@ -75,33 +75,32 @@ impl Exchange {
 
     /// Returns `true` if the call has ended.
     ///
-    /// Streams that are still open by then must be registered, so that a drain finds them.
+    /// Streams that are still open by then must be registered, so that a drain can find them.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
 
-    /// Marks the call as ended. Returns `true` if older streams of the call are open.
+    /// Marks the call as ended. Returns `true` if older streams of the call are still open.
     ///
-    /// The older streams may stay open without receiving anything more, because the newest stream has the answer or has lost its
-    /// client.
+    /// They could stay open without receiving anything more, because the newest stream has the answer or has lost its client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
-        // Stored after `is_delivering`, so that a thread that observes the end also observes the flag.
+        // Stored after `is_delivering`, so that a thread that sees the end also sees the flag.
         self.has_call_ended.store(true, Ordering::Release);
         state.streams.has_older()
     }
 
-    /// Returns a guard if the answer to the call is on its way to a connected client.
-    pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
+    /// Returns a guard if the call's answer is on its way to a connected client.
+    pub(crate) fn delivery_guard(self: &Arc<Self>) -> Option<DeliveryGuard> {
         if !self.has_call_ended() || !self.state().is_delivering {
             return None;
         }
         self.shared.registry.begin_delivery();
-        Some(Delivering(self.clone()))
+        Some(DeliveryGuard(self.clone()))
     }
 
-    /// Registers the open streams, because a drain would not find them through a call.
+    /// Registers the open streams, because a drain could not find them through a call.
     #[cold]
     pub(crate) fn register_orphaned_streams(&self) {
         let (mut streams, is_delivering) = {
@@ -118,13 +117,13 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained and the call runs as a task. The drain does not end such a call.
+    /// Returns `true` if the server has been drained and the call runs as a task. The drain does not end tasks.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
     }
 
-    /// Adds a stream. If the call was cancelled here, sends the error on the stream and closes it.
+    /// Adds a stream. If the error has already been set, sends it on the stream and closes the stream.
     fn add_stream(&self, stream: Weak<dyn StreamHandle>) {
         let error = self.state().streams.add(stream);
         if let Some((message, stream)) = error {
@@ -133,13 +132,13 @@ impl Exchange {
         }
     }
 
-    /// Sends the error for a cancelled call on the open streams.
+    /// Sends a cancelled call's error on the open streams.
     #[cold]
     pub(super) fn send_cancel_error(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
             return;
         };
-        let message = jsonrpc::cancelled(call.request_id(), reason);
+        let message = jsonrpc::cancellation_error(call.request_id(), reason);
         let streams = self.state().streams.set_error(message.clone());
         for stream in streams {
             stream.send(message.clone());
@@ -149,20 +148,20 @@ impl Exchange {
         self.response_waker.wake();
     }
 
-    /// Sets the waker of the response future. It is woken once [`cancel_response`](Self::cancel_response) returns the error.
+    /// Sets the response future's waker. It is woken once [`cancellation_error`](Self::cancellation_error) returns the error.
     pub(crate) fn set_response_waker(&self, waker: &Waker) {
         self.response_waker.register(waker);
     }
 
-    /// Returns the JSON-RPC error for the call once the call has been cancelled here.
-    pub(crate) fn cancel_response(&self) -> Option<Bytes> {
+    /// Returns the call's JSON-RPC error, once this server has cancelled the call with one.
+    pub(crate) fn cancellation_error(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;
         }
         self.state().streams.error()
     }
 
-    /// Returns the call of this exchange. Returns `None` if there is no call, or if it is no longer in flight.
+    /// Returns this exchange's call, or `None` if it has none or the call is no longer in flight.
     pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
         let call = self.info()?;
         self.is_in_flight(call.id()).then_some(call)
@@ -178,7 +177,7 @@ impl Exchange {
         self.shared.options.stall_timeout
     }
 
-    /// Sets the timer of a stream. Its first deadline is `timeout` from now.
+    /// Sets a stream's timer, with the first deadline `timeout` from now.
     ///
     /// Returns `None` if the deadline overflows [`Instant`].
     pub(crate) fn set_stream_timer(

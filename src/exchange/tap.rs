@@ -1,7 +1,7 @@
-//! The tap on a response's bytes, where no session manager tracks the call.
+//! The tap on a response's bytes, for a call that no session manager tracks.
 //!
-//! A message may be the answer although it is not recognised, because the body is encoded or the message is a batch. From then on,
-//! the end of the call's last stream ends the call as unknown, whatever the cause. The call is not cancelled.
+//! A message can be the answer without being recognised, because the body is encoded or the message is a batch. From then on, the end
+//! of the call's last stream ends the call as unknown, whatever the cause, and the call is not cancelled.
 
 use bytes::Bytes;
 
@@ -16,20 +16,19 @@ use crate::{
 
 /// Reads a response body for a call that no session manager tracks.
 pub(crate) struct Tap {
-    reads: Reads,
-    /// `None` once the answer has passed.
+    format: BodyFormat,
+    /// `None` once the answer has passed through.
     call: Option<Attachment>,
     events: u32,
-    /// The end of the body is the end of the call.
+    /// Whether the call ends with the body.
     is_answer: bool,
 }
 
-/// What the tap reads.
-enum Reads {
+enum BodyFormat {
     Events(Reader),
     /// The answer itself, as JSON.
     Json,
-    /// It cannot be read.
+    /// The body cannot be read.
     Opaque,
 }
 
@@ -37,23 +36,27 @@ enum Reads {
 
 impl Tap {
     pub(super) fn new(call: Attachment) -> Self {
-        Self::of(Reads::Events(Reader::default()), call)
+        Self::with_format(BodyFormat::Events(Reader::default()), call)
     }
 
-    /// Creates a tap for a stream that cannot be read. The stream may have event ids, and the answer.
+    /// Creates a tap for a stream that cannot be read and may contain event ids and the answer.
     pub(super) fn opaque(call: Attachment) -> Self {
         call.exchange.record_stream_meta(true, None);
         call.exchange
             .with_session(|session| session.mark_event_ids_incomplete(call.id));
-        Self::of(Reads::Opaque, call)
+        Self::with_format(BodyFormat::Opaque, call)
     }
 
     /// Creates a tap for a body that is the answer itself.
     pub(crate) fn answer(call: Attachment, is_json: bool) -> Self {
-        let reads = if is_json { Reads::Json } else { Reads::Opaque };
+        let format = if is_json {
+            BodyFormat::Json
+        } else {
+            BodyFormat::Opaque
+        };
         Self {
             is_answer: true,
-            ..Self::of(reads, call)
+            ..Self::with_format(format, call)
         }
     }
 
@@ -65,34 +68,33 @@ impl Tap {
         }
     }
 
-    fn of(reads: Reads, call: Attachment) -> Self {
+    fn with_format(format: BodyFormat, call: Attachment) -> Self {
         Self {
-            reads,
+            format,
             call: Some(call),
             events: 0,
             is_answer: false,
         }
     }
 
-    /// Reads a frame of the body.
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
-            reads,
+            format,
             call: attachment,
             events,
             ..
         } = self;
-        let reader = match reads {
-            Reads::Events(reader) => reader,
-            Reads::Json => {
+        let reader = match format {
+            BodyFormat::Events(reader) => reader,
+            BodyFormat::Json => {
                 if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
-                    // The answer may be complete only after a byte that closes an object or an array.
+                    // The answer can only be complete after a byte that closes an object or an array.
                     call.exchange
                         .set_maybe_answered(matches!(last, b'}' | b']'));
                 }
                 return;
             }
-            Reads::Opaque => {
+            BodyFormat::Opaque => {
                 // An unreadable frame counts as an event.
                 *events += 1;
                 if let Some(call) = attachment {
@@ -106,7 +108,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send white space around the id back, because a header value does not include it.
+            // A client cannot send back white space around the id, because it is not part of a header value.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange
@@ -136,9 +138,9 @@ impl Tap {
         });
     }
 
-    /// Reports the end of the body, unless the answer has passed.
+    /// Reports the end of the body, unless the answer has already passed through.
     ///
-    /// The call completes if the server has ended a body that is the answer itself. Otherwise it has lost a stream.
+    /// If the body is the answer itself and was ended by the server, the call completes. Otherwise it has lost a stream.
     pub(super) fn finish(self, cause: DetachCause) {
         let Some(call) = self.call else {
             return;
@@ -152,7 +154,7 @@ impl Tap {
     }
 }
 
-/// Hints that the events of a session call are read from bytes. If the server is rmcp, its session manager may not be wrapped.
+/// Hints that a session call's events are read from bytes. If the server is rmcp, its session manager may not be wrapped.
 fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
     let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);

@@ -1,4 +1,4 @@
-//! Binds the calls of typed messages to their exchanges.
+//! Binds the calls in typed messages to their exchanges.
 
 use std::{hash::BuildHasher, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Links the handler of a repeated attempt to the call of the first attempt.
+/// Links a repeated attempt's handler to the first attempt's call.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {
@@ -32,7 +32,8 @@ fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
 impl<M: SessionManager> ManagerInner<M> {
     /// Binds the call in `message` to its exchange.
     ///
-    /// Returns `None` if the message is not a request, if the exchange does not track it, or if it passed no layer or another one.
+    /// Returns `None` if the message is not a request, if its exchange does not track it, or if it has passed through no layer or
+    /// through a different one.
     pub(super) fn bind(
         self: &Arc<Self>,
         session: &SessionId,
@@ -68,10 +69,10 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates the [`Untracked`] request of a message that is not bound and starts its contest.
+    /// Creates an [`Untracked`] request for a message that is not bound, and starts its contest.
     ///
-    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until then nothing is suppressed, and
-    /// no in-flight call can have the request's id.
+    /// Returns `None` if the message is not a request, or if no request has passed through a layer yet. Until one has, nothing is
+    /// suppressed and no in-flight call can have the request's id.
     #[cold]
     pub(super) fn untracked(
         &self,
@@ -87,7 +88,7 @@ impl<M: SessionManager> ManagerInner<M> {
         let token = request.request.get_meta().get_progress_token();
         call.set_progress_token(token.map(|token| (&token.0).into()));
         let key = Key {
-            session: self.key_of(session),
+            session: self.session_key(session),
             request: call.request_id().clone(),
         };
         let contest = Contest::begin(registry, &key);
@@ -95,11 +96,11 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(Box::new(Untracked::new(call, contest, session_use)))
     }
 
-    /// Returns a keyed hash of the method and the parameters, except `_meta`.
+    /// Returns a keyed hash of the method and the parameters, excluding `_meta`.
     ///
-    /// A client may change `_meta` when it sends the same call again.
+    /// A client can change `_meta` when it sends the same call again.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
-        // A request that was parsed always serializes.
+        // A request that has been parsed always serializes.
         let mut request = serde_json::to_value(request).unwrap_or_default();
         if let Some(params) = request.get_mut("params").and_then(Value::as_object_mut) {
             params.remove("_meta");
@@ -107,7 +108,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.hasher.hash_one(request.to_string())
     }
 
-    /// Handles a cancel that the client sent and the manager accepted.
+    /// Handles a cancel that the client has sent and the manager has accepted.
     ///
     /// Does nothing if `target` has ended in the meantime, even if another call has reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {

@@ -1,4 +1,4 @@
-//! Submits a request to the inner manager, and wraps the stream that it returns.
+//! Submits a request to the inner manager and wraps the stream that it returns.
 
 use std::{
     pin::Pin,
@@ -25,16 +25,16 @@ use crate::{
     exchange::{Contest, INJECTION_TIMEOUT, PendingCancel},
 };
 
-/// Future that resolves to the stream of a request.
+/// A future that resolves to a request's stream.
 ///
-/// `F` is a boxed future, because the future of the inner manager is large and rmcp moves `CreateStream` twice (`future_size` in
+/// `F` is a boxed future, because the inner manager's future is large and rmcp moves `CreateStream` twice (`future_size` in
 /// ARCHITECTURE.md, Workarounds).
 pub(super) struct CreateStream<F> {
     inner: F,
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Last, so that the session stays in use until the drop of `call` has been reported.
+    /// Declared last, so that the session stays in use until `call` has reported being dropped.
     session_use: Option<SessionUse>,
 }
 
@@ -88,7 +88,7 @@ where
                     untracked.on_opened();
                 }
                 let sealed = Sealed::new(stream, self.seal.take());
-                Ok(CallStream::of_request(
+                Ok(CallStream::for_request(
                     sealed,
                     call,
                     self.session_use.take(),
@@ -110,9 +110,9 @@ where
 // === impl ManagerInner ===
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Submits a request to the inner manager, after any pending cancel that would hit it.
+    /// Submits a request to the inner manager once any pending cancel that would hit it is done.
     ///
-    /// Waits for such cancels for at most [`INJECTION_TIMEOUT`].
+    /// Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -180,16 +180,16 @@ impl Untracked {
         }
     }
 
-    /// Lets the messages of this call through.
+    /// Lets this call's messages through.
     ///
-    /// This holds even if an older call with the same ids has been or will be cancelled.
+    /// This applies even if an older call with the same ids has been or will be cancelled.
     pub(super) fn resume_delivery(&self) {
         if let Some(session_use) = &self.session_use {
             session_use.suppressed.resume_delivery_untracked(&self.call);
         }
     }
 
-    /// Untracks an older call with the same id, because the manager accepted the request.
+    /// Stops tracking an older call with the same id, because the manager has accepted this one.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {
@@ -197,7 +197,7 @@ impl Untracked {
         }
     }
 
-    /// Removes the call from the session's untracked calls. The manager refused its request.
+    /// Removes the call from the session's untracked calls, because its request was refused.
     #[cold]
     fn on_refused(self) {
         if let Some(session_use) = &self.session_use {

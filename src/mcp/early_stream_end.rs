@@ -1,11 +1,13 @@
 //! Retains the answers to calls whose streams ended early.
 //!
-//! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
-//! event store refuses the answer. In these cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
+//! A server may end a stream while its call keeps running (SEP-1699). rmcp also ends a stream when it refuses a resume, or when
+//! its event store refuses the answer. In all of these cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md,
+//! Workarounds).
 //!
-//! The end of a stream is observed when the stream is polled, before or after the answer passes the transport. So where
-//! streams can end early, the transport offers each answer to its exchange. If the last stream has ended, the answer is
-//! retained for the client. Otherwise the exchange keeps a copy until a stream yields the answer or ends.
+//! A stream's end is noticed only when the stream is polled, which can be before or after the answer passes through the
+//! transport. Where streams can end early, the transport therefore offers each answer to its exchange. If the last stream has
+//! already ended, the answer is retained for the client. Otherwise the exchange keeps a copy until a stream yields the answer or
+//! ends.
 
 use std::sync::{
     Arc,
@@ -22,16 +24,16 @@ use crate::{
     exchange::{Exchange, OpaqueMessage},
 };
 
-/// Tracks whether the streams of a session can end before their calls are answered. Never reset.
+/// Tracks whether a session's streams can end before their calls are answered. Never reset.
 #[derive(Debug, Default)]
 pub(super) struct EarlyStreamEnds {
-    /// Streams of all sessions can end early.
+    /// Whether the streams of any session can end early.
     ///
-    /// The manager is not rmcp's own, has an event store, or can be reached by other code.
+    /// True if the manager is not rmcp's own, has an event store, or can be reached by other code.
     in_manager: Arc<AtomicBool>,
-    /// Streams of this session can end early.
+    /// Whether this session's streams can end early.
     ///
-    /// Its client resumed a call, or a stream ended without the answer.
+    /// True once its client has resumed a call, or a stream has ended without the answer.
     in_session: AtomicBool,
 }
 
@@ -57,14 +59,14 @@ impl EarlyStreamEnds {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Offers the call's answer when it passes the transport.
+    /// Offers the call's answer as it passes through the transport.
     pub(super) fn offer_answer(&self, id: CallId, answer: &ServerJsonRpcMessage) {
         if let Some(answer) = self.offer_late_answer(Arc::new(answer.clone())) {
             self.complete_with_late_answer(id, answer);
         }
     }
 
-    /// Records that the last stream of the call has ended without the answer.
+    /// Records that the call's last stream has ended without the answer.
     pub(super) fn on_last_stream_end(&self, id: CallId) {
         if let Some(answer) = self.close_late_answer() {
             self.complete_with_late_answer(id, answer);

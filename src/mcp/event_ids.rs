@@ -1,12 +1,12 @@
 //! Event ids that are bound to their session.
 //!
-//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). So with an event store, every event
-//! id that a client receives carries a keyed MAC of the id and the session. A resume is passed on only if the MAC matches the
-//! resume's session. No state is kept for this.
+//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). With an event store, every event
+//! id that a client receives therefore carries a keyed MAC over the id and the session, and a resume is passed on only if the MAC
+//! matches its session. This requires no state.
 //!
 //! 1. An id without a valid MAC is never passed on.
-//! 2. The registry and the client have the sealed id; the inner manager and its store have the plain id.
-//! 3. Without an event store no id is sealed.
+//! 2. The registry and the client see the sealed id; the inner manager and its store see the plain id.
+//! 3. Without an event store, no id is sealed.
 
 use std::{
     array,
@@ -26,9 +26,9 @@ use sha2::{Digest, Sha256};
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
-/// Length of a MAC: 16 bytes, which are sent as 32 hexadecimal digits.
+/// Length of a MAC, which is sent as twice as many hexadecimal digits.
 ///
-/// These are 128 of the 256 bits of HMAC-SHA256. RFC 2104 allows half of them.
+/// This truncates HMAC-SHA256 to half its length, which RFC 2104 allows.
 const MAC_BYTES: usize = 16;
 
 /// Block size of SHA-256, to which HMAC pads its key.
@@ -38,7 +38,7 @@ const BLOCK: usize = 64;
 #[derive(Clone)]
 pub(super) struct EventIdKey(Arc<MacKey>);
 
-/// The two states of HMAC-SHA256 after it has read the key.
+/// The inner and outer HMAC-SHA256 states after the key has been absorbed.
 struct MacKey {
     inner: Sha256,
     outer: Sha256,
@@ -52,11 +52,11 @@ pub(super) struct Seal {
 }
 
 pin_project! {
-    /// A stream of events that seals their ids. Without a seal, it passes them on unchanged.
+    /// An event stream that seals event ids, or passes them through unchanged if it has no seal.
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
-        // Boxed, because nearly all streams have none.
+        // Boxed, because hardly any stream has one.
         seal: Option<Box<Seal>>,
     }
 }
@@ -72,16 +72,18 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIdKey ===
 
 impl EventIdKey {
-    /// Returns the key of all managers that have no separate key. They may share a store.
-    pub(super) fn of_process() -> Self {
-        static OF_PROCESS: OnceLock<EventIdKey> = OnceLock::new();
+    /// Returns the process-wide key, which managers without a key of their own share.
+    ///
+    /// The managers might also share a store.
+    pub(super) fn process_wide() -> Self {
+        static PROCESS_WIDE: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
-            // std seeds the 128 bits of its keys with the system's random number generator.
+            // std seeds its 128-bit keys from the system's random number generator.
             let random = RandomState::new();
             let parts: [[u8; 8]; 4] = array::from_fn(|part| random.hash_one(part).to_be_bytes());
             Self::new(parts.as_flattened())
         };
-        OF_PROCESS.get_or_init(random).clone()
+        PROCESS_WIDE.get_or_init(random).clone()
     }
 
     /// Creates a key from bytes of any length.
@@ -104,7 +106,7 @@ impl EventIdKey {
         }))
     }
 
-    pub(super) fn seal_of(&self, session: Option<&SessionId>) -> Seal {
+    pub(super) fn seal_for(&self, session: Option<&SessionId>) -> Seal {
         Seal {
             key: self.clone(),
             session: session.cloned(),
@@ -113,7 +115,7 @@ impl EventIdKey {
 
     /// Wraps a store for clients without a session.
     pub(super) fn wrap(&self, store: Arc<dyn EventStore>) -> Arc<dyn EventStore> {
-        let seal = self.seal_of(None);
+        let seal = self.seal_for(None);
         Arc::new(Sessionless { store, seal })
     }
 
@@ -133,7 +135,7 @@ impl EventIdKey {
 // === impl Seal ===
 
 impl Seal {
-    /// Returns the sealed id, which the client receives.
+    /// Returns the sealed id, as the client receives it.
     pub(super) fn seal(&self, id: &str) -> EventId {
         let mac = self.mac(id);
         format!("{id}{SEPARATOR}{mac:032x}")
@@ -150,12 +152,12 @@ impl Seal {
         let mac = u128::from_str_radix(mac, 16)
             .ok()
             .filter(|_| is_canonical)?;
-        // Integers are compared in constant time.
+        // Comparing integers takes constant time.
         (mac == self.mac(id)).then_some(id)
     }
 
     fn mac(&self, id: &str) -> u128 {
-        // The length separates the session from the event id, and an empty session id from no session.
+        // The length keeps the session apart from the event id, and an empty session id apart from none.
         let (session, length) = match &self.session {
             Some(session) => (session.as_bytes(), session.len() as u64),
             None => (&[][..], u64::MAX),
@@ -233,8 +235,8 @@ impl EventStore for Sessionless {
     {
         Box::pin(async {
             let Some(id) = self.seal.open(last_event_id) else {
-                let nothing: EventStream = Box::pin(stream::empty());
-                return Ok(nothing);
+                let empty: EventStream = Box::pin(stream::empty());
+                return Ok(empty);
             };
             let seal = self.seal.clone();
             let replayed = self.store.replay_events_after(id).await?;
@@ -285,23 +287,23 @@ mod tests {
     #[test]
     fn an_event_id_opens_for_its_own_session_and_for_no_other() {
         let key = EventIdKey::new(b"a key");
-        let seal_of = |id: Option<&str>| key.seal_of(id.map(session).as_ref());
-        let sealed = seal_of(Some("a")).seal("event.1");
-        assert_eq!(seal_of(Some("a")).open(&sealed), Some("event.1"));
+        let seal_for = |id: Option<&str>| key.seal_for(id.map(session).as_ref());
+        let sealed = seal_for(Some("a")).seal("event.1");
+        assert_eq!(seal_for(Some("a")).open(&sealed), Some("event.1"));
         for other in [Some("b"), Some(""), Some("aevent"), None] {
-            assert_eq!(seal_of(other).open(&sealed), None, "{other:?}");
+            assert_eq!(seal_for(other).open(&sealed), None, "{other:?}");
         }
-        let sealed = seal_of(None).seal("1");
-        assert_eq!(seal_of(None).open(&sealed), Some("1"));
-        assert_eq!(seal_of(Some("")).open(&sealed), None);
+        let sealed = seal_for(None).seal("1");
+        assert_eq!(seal_for(None).open(&sealed), Some("1"));
+        assert_eq!(seal_for(Some("")).open(&sealed), None);
     }
 
     #[test]
     fn a_changed_event_id_opens_for_no_session() {
-        let seal = EventIdKey::new(b"a key").seal_of(Some(&session("a")));
+        let seal = EventIdKey::new(b"a key").seal_for(Some(&session("a")));
         let sealed = seal.seal("1");
         let (_, mac) = sealed.split_once('.').unwrap();
-        let other_key = EventIdKey::new(b"another").seal_of(Some(&session("a")));
+        let other_key = EventIdKey::new(b"another").seal_for(Some(&session("a")));
         assert_eq!(other_key.open(&sealed), None);
         for changed in [
             "1".to_owned(),
@@ -319,8 +321,8 @@ mod tests {
 
     #[test]
     fn managers_without_a_key_of_their_own_share_one() {
-        let seal = |key: EventIdKey| key.seal_of(Some(&session("a")));
-        let sealed = seal(EventIdKey::of_process()).seal("1");
-        assert_eq!(seal(EventIdKey::of_process()).open(&sealed), Some("1"));
+        let seal = |key: EventIdKey| key.seal_for(Some(&session("a")));
+        let sealed = seal(EventIdKey::process_wide()).seal("1");
+        assert_eq!(seal(EventIdKey::process_wide()).open(&sealed), Some("1"));
     }
 }

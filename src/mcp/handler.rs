@@ -1,4 +1,4 @@
-//! Finds a call's token in the context of its handler.
+//! Finds a call's token in its handler's context.
 
 use http::request::Parts;
 use rmcp::{RoleServer, model::Extensions, service::RequestContext};
@@ -6,10 +6,10 @@ use rmcp::{RoleServer, model::Extensions, service::RequestContext};
 use crate::token::CallToken;
 
 impl CallToken {
-    /// Returns the token of the call that a handler of rmcp serves.
+    /// Returns the token for the call that an rmcp handler is serving.
     ///
-    /// Returns `None` if the request did not pass the layer, for example over a transport other than HTTP. For rmcp before 3.9 see
-    /// [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
+    /// Returns `None` if the request did not pass through the layer, for example because it arrived over a transport other than
+    /// HTTP. For rmcp versions before 3.9, see [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CallToken;
@@ -64,9 +64,9 @@ impl CallToken {
         Some(token)
     }
 
-    /// Finds the token in the head of the HTTP request.
+    /// Finds the token in the HTTP request head.
     ///
-    /// rmcp puts that head into the extensions of the message.
+    /// rmcp keeps the request head in the message's extensions.
     pub(super) fn in_message(extensions: &Extensions) -> Option<&Self> {
         extensions.get::<Parts>()?.extensions.get()
     }

@@ -1,14 +1,14 @@
-//! Tracks whether a session is idle: its uses, and the time of the last one, under one lock.
+//! Tracks a session's uses and the time of the last one, to find out when it is idle.
 //!
-//! This replaces rmcp's timer (`idle_session` in ARCHITECTURE.md, Workarounds).
+//! Both are behind a single lock. This replaces rmcp's timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed as idle only if it has had no use for its timeout. A closed session stays closed.
-//! 2. If a [touch](IdleTracker::touch) and a close race, the first one to take the lock wins. Either the session stays open for
-//!    the idle timeout, or the touch returns `false`.
-//! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
-//!    disconnect from an old stream may be detected after the client has resumed.
-//! 4. After a disconnect from a call whose end is not observed, the client is never lost, because closing the session could end the
-//!    handler.
+//! 1. A session is closed as idle only if it has not been used for its whole timeout. Once closed, it stays closed.
+//! 2. When a [touch](IdleTracker::touch) and a close race, whichever takes the lock first wins: either the session stays open for
+//!    another idle timeout, or the touch returns `false`.
+//! 3. A client is lost from the time it disconnects from its last stream until its next request. Streams are counted, because the
+//!    disconnect from an old stream might not be noticed until after the client has resumed.
+//! 4. Once a client has disconnected from a call that might go on unobserved, it is never considered lost, because closing the
+//!    session could end the call's handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -22,50 +22,49 @@ use crate::lock::lock;
 #[derive(Debug)]
 pub(super) struct IdleTracker(Mutex<IdleState>);
 
-/// The state of a tracker. A closed session has no uses and no last use, so it cannot be reopened.
+/// A closed session has neither uses nor a last use, so nothing can reopen it.
 #[derive(Debug)]
 enum IdleState {
     Open {
-        /// Number of current uses.
         uses: usize,
         last_use: Instant,
-        /// Number of streams that the client reads.
+        /// Number of streams that the client is reading.
         streams: usize,
         is_lost: bool,
-        /// The client has disconnected from an untracked call, which may still run. Never reset.
+        /// Whether the client has disconnected from an untracked call, which might still be running. Never reset.
         has_unobserved_call: bool,
     },
     Closed {
-        /// It was closed by the lost timeout.
+        /// Whether the lost timeout closed it.
         is_lost: bool,
     },
 }
 
-/// How a client stops reading a stream.
+/// Why a client is no longer reading a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReadEnd {
-    /// The server has ended the stream, or the client has what it waited for.
+pub(super) enum ClientStreamEnd {
+    /// The server has ended the stream, or the client has received what it was waiting for.
     Ended,
     /// The client has disconnected.
     Disconnected,
-    /// The client has disconnected from a call that may continue unobserved.
-    LeftUnobserved,
+    /// The client has disconnected from a call that might go on unobserved.
+    Unobserved,
 }
 
-/// How long a session without uses stays open. `None` for no limit.
+/// How long an unused session stays open. `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct IdleTimeouts {
     pub(super) idle: Option<Duration>,
-    /// For a session whose client is lost.
+    /// How long an unused session stays open while its client is lost.
     pub(super) lost: Option<Duration>,
-    /// A standalone stream does not count as a use of its session.
+    /// Whether standalone streams don't count as uses of their session.
     pub(super) ignore_standalone_streams: bool,
 }
 
 // === impl IdleTracker ===
 
 impl IdleTracker {
-    /// Returns the tracker of a session that starts now, without uses.
+    /// Creates a tracker for a session that starts now and has no uses yet.
     pub(super) fn new(now: Instant) -> Self {
         Self(Mutex::new(IdleState::Open {
             uses: 0,
@@ -90,20 +89,20 @@ impl IdleTracker {
         self.state().record_use(now, |uses| uses);
     }
 
-    /// Records that the client is reading another stream.
+    /// Records that the client has begun to read another stream.
     pub(super) fn begin_stream(&self) {
         if let IdleState::Open {
             streams, is_lost, ..
         } = &mut *self.state()
         {
             *streams += 1;
-            // The client is connected, even if its older stream was found closed after this one was requested.
+            // The client is connected, even if its older stream was found closed only after this one had been requested.
             *is_lost = false;
         }
     }
 
-    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout starts now.
-    pub(super) fn end_stream(&self, end: ReadEnd, now: Instant) -> bool {
+    /// Records that the client has stopped reading a stream. Returns `true` if this starts the lost timeout.
+    pub(super) fn end_stream(&self, end: ClientStreamEnd, now: Instant) -> bool {
         let mut state = self.state();
         if let IdleState::Open {
             last_use,
@@ -114,10 +113,10 @@ impl IdleTracker {
         } = &mut *state
         {
             *streams = streams.saturating_sub(1);
-            *has_unobserved_call |= end == ReadEnd::LeftUnobserved;
-            if end == ReadEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
+            *has_unobserved_call |= end == ClientStreamEnd::Unobserved;
+            if end == ClientStreamEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
                 *is_lost = true;
-                // The stream need not be a use, whose end restarts the timeout.
+                // The stream might not count as a use, in which case its end would not restart the timeout.
                 *last_use = now.max(*last_use);
                 return state.is_abandoned();
             }
@@ -125,28 +124,28 @@ impl IdleTracker {
         false
     }
 
-    /// Starts a use. It does not reopen a closed session.
+    /// Begins a use, unless the session is already closed.
     pub(super) fn begin_use(&self) {
         if let IdleState::Open { uses, .. } = &mut *self.state() {
             *uses += 1;
         }
     }
 
-    /// Ends a use, and restarts the idle timeout. Returns `true` if the lost timeout starts now.
+    /// Ends a use and restarts the idle timeout. Returns `true` if this starts the lost timeout.
     pub(super) fn end_use(&self, now: Instant) -> bool {
         let mut state = self.state();
         state.record_use(now, |uses| uses.saturating_sub(1));
         state.is_abandoned()
     }
 
-    /// Returns the minimum time the session stays open.
+    /// Returns the minimum time for which the session stays open.
     ///
-    /// Returns `None` if it is closed or was idle for its timeout.
+    /// Returns `None` if it is closed or has been idle for its timeout.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time it stays open.
+    /// Closes the session if it has been idle for its timeout. Otherwise returns the minimum time for which it stays open.
     pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);
@@ -161,7 +160,7 @@ impl IdleTracker {
         matches!(*self.state(), IdleState::Closed { .. })
     }
 
-    /// Returns `true` if the client is lost, or the session was closed because it was.
+    /// Returns `true` if the client is lost, or if that is why the session was closed.
     pub(super) fn is_lost(&self) -> bool {
         self.state().is_lost()
     }
@@ -174,9 +173,9 @@ impl IdleTracker {
 // === impl IdleState ===
 
 impl IdleState {
-    /// Changes the number of uses. Returns `true` if the session is open.
+    /// Updates the number of uses and the last use. Returns `true` if the session is open.
     ///
-    /// Two threads may read their times in one order and take the lock in the other, so the later time counts.
+    /// Two threads can read the clock in one order and take the lock in the other, so the later time is kept.
     fn record_use(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
         match self {
             Self::Open { uses, last_use, .. } => {
@@ -198,9 +197,9 @@ impl IdleState {
         else {
             return None;
         };
-        // The lost timeout need not be checked while the session is in use, because the end of the last use starts it.
+        // While the session is in use, there is no need to check for the lost timeout, because it starts when the last use ends.
         let next_check = timeouts.idle.unwrap_or(Duration::MAX);
-        match timeouts.of(*is_lost) {
+        match timeouts.effective(*is_lost) {
             Some(timeout) if *uses == 0 => {
                 let left = timeout.saturating_sub(now.saturating_duration_since(*last_use));
                 (!left.is_zero()).then_some(left)
@@ -215,7 +214,7 @@ impl IdleState {
         }
     }
 
-    /// Returns `true` if the client is lost, and nothing else uses the session.
+    /// Returns `true` if the client is lost and nothing is using the session any more.
     fn is_abandoned(&self) -> bool {
         matches!(
             self,
@@ -240,12 +239,12 @@ impl IdleTimeouts {
             .is_some_and(|lost| self.idle.is_none_or(|idle| lost < idle))
     }
 
-    /// Returns the timeout of a session without uses.
-    fn of(self, is_lost: bool) -> Option<Duration> {
+    /// Returns the timeout that applies to an unused session.
+    fn effective(self, is_lost: bool) -> Option<Duration> {
         if is_lost { self.shortest() } else { self.idle }
     }
 
-    /// Returns the same timeouts, but at least `min`.
+    /// Raises each timeout to at least `min`.
     pub(super) fn at_least(self, min: Duration) -> Self {
         Self {
             idle: self.idle.map(|timeout| timeout.max(min)),
@@ -270,7 +269,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Returns a tracker, and when its session started.
+    /// Returns a tracker and the time at which its session started.
     fn tracker() -> (IdleTracker, Instant) {
         let start = Instant::now();
         (IdleTracker::new(start), start)
@@ -283,7 +282,7 @@ mod tests {
         assert_eq!(
             idle.time_left(start + ms(100), IDLE_ONLY),
             None,
-            "but it was not closed"
+            "it has expired, but it has not been closed yet"
         );
         assert!(!idle.is_closed());
         assert_eq!(idle.close_if_idle(start + ms(100), IDLE_ONLY), None);
@@ -318,7 +317,7 @@ mod tests {
         assert_eq!(idle.time_left(start + ms(100), IDLE_ONLY), None);
     }
 
-    /// A request as the session manager handles it: a touch, then a use until the response.
+    /// The steps of a request in the session manager: a touch, then a use until the response.
     #[test]
     fn a_session_is_open_at_each_step_of_a_request() {
         let steps: [fn(&IdleTracker, Instant); 3] = [
@@ -326,11 +325,11 @@ mod tests {
             |idle, _| idle.begin_use(),
             |idle, start| assert!(!idle.end_use(start + ms(101))),
         ];
-        for closes_after in 1..=steps.len() {
+        for steps_before_close in 1..=steps.len() {
             let (idle, start) = tracker();
             for (step, run) in steps.iter().enumerate() {
                 run(&idle, start);
-                if step + 1 == closes_after {
+                if step + 1 == steps_before_close {
                     assert!(idle.close_if_idle(start + ms(101), IDLE_ONLY).is_some());
                 }
             }
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_times_of_two_uses_the_later_counts() {
+    fn the_later_of_two_use_times_counts() {
         let (idle, start) = tracker();
         assert!(idle.touch(start + ms(60)));
         idle.begin_use();
@@ -389,7 +388,7 @@ mod tests {
             let (idle, start) = tracker();
             assert!(idle.time_left(start + ms(50), timeouts).is_some());
             idle.begin_stream();
-            idle.end_stream(ReadEnd::Disconnected, start);
+            idle.end_stream(ClientStreamEnd::Disconnected, start);
             assert_eq!(idle.time_left(start + ms(50), timeouts), None);
             assert_eq!(idle.close_if_idle(start + ms(9), timeouts), Some(TICK));
             idle.begin_use();
@@ -400,9 +399,9 @@ mod tests {
             assert!(idle.touch(start + ms(70)));
             assert!(idle.close_if_idle(start + ms(90), timeouts).is_some());
             idle.begin_stream();
-            idle.end_stream(ReadEnd::Disconnected, start);
+            idle.end_stream(ClientStreamEnd::Disconnected, start);
             assert_eq!(idle.close_if_idle(start + ms(90), timeouts), None);
-            idle.end_stream(ReadEnd::Disconnected, start);
+            idle.end_stream(ClientStreamEnd::Disconnected, start);
             assert!(idle.is_closed());
         }
     }
@@ -411,17 +410,17 @@ mod tests {
     fn a_client_is_lost_only_with_its_last_stream_and_only_if_it_disconnects() {
         let (idle, start) = tracker();
         idle.begin_stream();
-        // The client has resumed before its old connection was found to be closed.
+        // The client resumed before its old connection was found to be closed.
         idle.begin_stream();
-        idle.end_stream(ReadEnd::Disconnected, start);
-        idle.end_stream(ReadEnd::Ended, start);
+        idle.end_stream(ClientStreamEnd::Disconnected, start);
+        idle.end_stream(ClientStreamEnd::Ended, start);
         assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
         idle.begin_stream();
-        idle.end_stream(ReadEnd::Disconnected, start);
+        idle.end_stream(ClientStreamEnd::Disconnected, start);
         assert_eq!(idle.time_left(start + ms(50), BOTH_TIMEOUTS), None);
         assert!(idle.time_left(start + ms(50), IDLE_ONLY).is_some());
         idle.begin_stream();
-        idle.end_stream(ReadEnd::Ended, start);
+        idle.end_stream(ClientStreamEnd::Ended, start);
         assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
     }
 
@@ -430,12 +429,12 @@ mod tests {
         let (idle, start) = tracker();
         idle.begin_stream();
         idle.begin_stream();
-        idle.end_stream(ReadEnd::LeftUnobserved, start);
-        idle.end_stream(ReadEnd::Disconnected, start);
+        idle.end_stream(ClientStreamEnd::Unobserved, start);
+        idle.end_stream(ClientStreamEnd::Disconnected, start);
         assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
         assert!(idle.touch(start));
         idle.begin_stream();
-        idle.end_stream(ReadEnd::Disconnected, start);
+        idle.end_stream(ClientStreamEnd::Disconnected, start);
         assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
         assert_eq!(idle.time_left(start + ms(100), BOTH_TIMEOUTS), None);
     }

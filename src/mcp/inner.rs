@@ -45,7 +45,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// The inner state of a session manager. Calls share it, because it delivers their cancels.
+/// A session manager's inner state, which its calls share because it delivers their cancels.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -53,17 +53,17 @@ pub(super) struct ManagerInner<M> {
     pub(super) serve_tasks: Arc<ServeTasks>,
     /// The manager's own timer, because idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
-    /// `true` once a call has been cancelled. Until then, tracked calls do not look for pending cancels.
+    /// Whether a call has ever been cancelled. Until one has, tracked calls do not look for pending cancels.
     has_cancelled: AtomicBool,
-    /// The registry of the first layer that passed a call to this manager.
+    /// The registry of the first layer that has passed a call to this manager.
     ///
     /// Calls through another layer are not bound, because their sessions could not be distinguished.
     pub(super) registry: OnceLock<Arc<Registry>>,
-    /// Hasher for the fingerprints of calls.
+    /// Hasher for call fingerprints.
     pub(super) hasher: RandomState,
     pub(super) hints: SetupHints,
     pub(super) resume_queue: Arc<ResumeQueue>,
-    /// `true` if streams can end before the answer: see [`EarlyStreamEnds`].
+    /// Whether streams can end before the answer (see [`EarlyStreamEnds`]).
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -87,7 +87,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    pub(super) fn key_of(&self, id: &SessionId) -> SessionKey {
+    pub(super) fn session_key(&self, id: &SessionId) -> SessionKey {
         SessionKey {
             scope: Scope::Manager(self.scope),
             id: id.clone(),
@@ -97,12 +97,12 @@ impl<M> ManagerInner<M> {
     /// Returns the call or retained outcome that an event id belongs to.
     pub(super) fn match_event(&self, session: &SessionId, event_id: &str) -> EventMatch<Exchange> {
         match self.registry.get() {
-            Some(registry) => registry.match_event(&self.key_of(session), event_id.as_bytes()),
+            Some(registry) => registry.match_event(&self.session_key(session), event_id.as_bytes()),
             None => EventMatch::Nothing,
         }
     }
 
-    /// Returns the retained outcome for a client whose last event is `last_event_id`.
+    /// Returns the outcome that is retained for a client whose last event is `last_event_id`.
     pub(super) fn retained_for(
         &self,
         session: &SessionId,
@@ -114,26 +114,26 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the in-flight call of a session whose accepted request has the id `request`.
+    /// Returns the session's in-flight call whose accepted request has the id `request`.
     pub(super) fn find(
         &self,
         session: &SessionId,
         request: RequestId,
     ) -> Option<(CallId, Arc<Exchange>)> {
-        let session = self.key_of(session);
+        let session = self.session_key(session);
         self.registry.get()?.find(&Key { session, request })
     }
 
     fn begin_close(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {
-            registry.begin_close(&self.key_of(session))
+            registry.begin_close(&self.session_key(session))
         })
     }
 
-    /// Cancels the in-flight calls, removes the retained calls, and waits for pending cancels.
+    /// Cancels in-flight calls, removes retained ones, and waits for pending cancels.
     ///
-    /// Needed because a closed session does not accept cancels, and rmcp lets its handlers run for another 5 s.
+    /// This is necessary because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
@@ -142,35 +142,35 @@ impl<M> ManagerInner<M> {
                 session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
-        // Both have the same timeout of one second.
+        // Both time out after one second.
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends the calls of a session that is restored under its old id, and removes retained ones. The event ids of the restored session
-    /// start at `0/0` again, so they could refer to old calls.
+    /// Ends the calls of a session that is being restored, and removes retained ones. The session keeps its old id, and its event
+    /// ids start at `0/0` again, so they could otherwise refer to old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
         }
     }
 
-    /// Suppresses the messages that a cancelled call still sends.
+    /// Suppresses the messages that a cancelled call is still sending.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the lock of the session entry orders the accesses. A cancel takes that lock after this store, and a new call
-        // takes it before its load.
+        // Relaxed, because the session entry's lock orders the accesses: a cancel takes it after this store, a new call before
+        // its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(found) = self.sessions.find(session) else {
             return;
         };
         found.suppressed.suppress(call);
-        // Suppressed first: a call that is bound after this check claims its token itself.
-        if call.progress_token().is_some() && self.has_newer_with_token(session, call) {
-            found.suppressed.resume_delivery_of_token(call);
+        // Suppressed first, because a call that is bound after this check claims its token itself.
+        if call.progress_token().is_some() && self.is_token_reused(session, call) {
+            found.suppressed.resume_token_delivery(call);
         }
     }
 
-    /// Returns `true` if a newer call of the session has the progress token of this one.
-    fn has_newer_with_token(&self, session: &SessionId, call: &CallInfo) -> bool {
+    /// Returns `true` if a newer call in the session has the same progress token as this one.
+    fn is_token_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
         let Some(registry) = self.registry.get() else {
             return false;
         };
@@ -180,10 +180,10 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has reused the id of a cancelled call. `None` if undecided.
-    fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
+    /// Returns whether another call has reused a cancelled call's id, or `None` if undecided.
+    fn is_id_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
-            session: self.key_of(session),
+            session: self.session_key(session),
             request: call.request_id().clone(),
         };
         let other = self.registry.get()?.find_unaccepted_too(&key);
@@ -191,7 +191,7 @@ impl<M> ManagerInner<M> {
             return Some(false);
         };
         match exchange.pending_cancel() {
-            // The other call waits for this cancel.
+            // The other call is waiting for this cancel.
             PendingCancel::Awaited => Some(false),
             PendingCancel::Unknown => None,
             PendingCancel::None if exchange.is_accepted(other) => Some(true),
@@ -199,7 +199,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the session of a new call if a pending cancel has the call's id. The call must wait for that cancel.
+    /// Returns a new call's session if a cancel with the call's id is pending. The call must wait for that cancel.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -211,10 +211,10 @@ impl<M> ManagerInner<M> {
         self.find_pending_cancel(session, request)
     }
 
-    /// Returns the session of an untracked call if a pending cancel has the call's id.
+    /// Returns an untracked call's session if a cancel with the call's id is pending.
     ///
-    /// A cancel cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so this
-    /// check must run after the lookup of that call.
+    /// A cancel cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so
+    /// this check must run after that call has been looked up.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -224,7 +224,7 @@ impl<M> ManagerInner<M> {
         session.has_pending_cancel(request).then_some(session)
     }
 
-    /// Lets the messages of a new call through, even if it reuses the ids of a cancelled one.
+    /// Lets a new call's messages through, even if it reuses a cancelled call's ids.
     pub(super) fn resume_delivery(&self, session: &SessionId, call: &CallInfo) {
         if self.has_cancelled.load(Ordering::Relaxed)
             && let Some(session) = self.sessions.find(session)
@@ -235,7 +235,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry` if no other was joined before. Returns `true` if it is the joined one. Only calls of that one are bound.
+    /// Joins `registry` unless another one has already been joined. Returns `true` if `registry` is the joined one. Only its
+    /// calls are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -247,15 +248,14 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns `true` for rmcp's own manager without an event store.
     ///
-    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses the resume of an in-flight call only
-    /// if it has sent the answer, or if the client invented the event id. With an event store neither is certain, because the store may
-    /// fail.
+    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an in-flight call only
+    /// if it has already sent the answer, or if the client has made up the event id. With an event store, neither is certain,
+    /// because the store can fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
     }
 
-    /// Returns the format of the manager's event ids.
     pub(super) fn event_id_format(&self) -> EventIdFormat {
         if self.is_local_manager() {
             EventIdFormat::Rmcp
@@ -264,7 +264,7 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Adds a session, in place of an older one with the same id, and starts its idle timer.
+    /// Adds a session, replacing an older one with the same id, and starts its idle timer.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
@@ -283,9 +283,9 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. If the session was closed as idle, waits until the inner manager has closed it.
+    /// Records a request for a session. If the session has been closed as idle, waits until the inner manager has closed it.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
-        // The timer's only runtime may have ended.
+        // The timer's only runtime might have shut down.
         self.timer.ensure_on_current_runtime();
         if let Some(session) = self.sessions.touch(id) {
             let spawn = |closed| self.timer.spawn(Migration::Always, closed);
@@ -294,9 +294,9 @@ impl<M: SessionManager> ManagerInner<M> {
     }
 
     /// Closes a session, unless the inner manager fails to close it. If this future is dropped, for example because the client
-    /// disconnects, a task continues and logs an error.
+    /// disconnects, a task carries on and logs any error.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
-        // This may be the first request on this runtime.
+        // This might be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
         let spawn = |end: Pin<Box<_>>| {
             let id = id.clone();
@@ -313,7 +313,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         self.end_calls(&id).await;
-        let ending = self.sessions.begin_end(&id);
+        let ending = self.sessions.mark_ending(&id);
         let closed = self.manager.close_session(&id).await;
         // rmcp's own manager removes a session even if it then fails to close it.
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
@@ -341,9 +341,9 @@ impl<M: SessionManager> ManagerInner<M> {
                 }
             }
         };
-        // The inner manager may panic, and other requests await this future.
-        let _panicked = AssertUnwindSafe(close).catch_unwind().await;
-        // Last: until here the inner manager may still accept calls, so a request for the session has to wait.
+        // The inner manager might panic, and other requests are awaiting this future.
+        let _ = AssertUnwindSafe(close).catch_unwind().await;
+        // Removed last: up to now the inner manager might have accepted calls, so requests for the session have to wait.
         self.sessions.remove_this(session);
     }
 }
@@ -351,7 +351,7 @@ impl<M: SessionManager> ManagerInner<M> {
 impl<M: SessionManager> Owner for ManagerInner<M> {
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool {
         let registry = self.registry.get();
-        registry.is_some_and(|registry| registry.is_awaited(&self.key_of(session), now))
+        registry.is_some_and(|registry| registry.is_awaited(&self.session_key(session), now))
     }
 
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
@@ -380,10 +380,9 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may have sessions that this manager did not open, because other code shares it, or because it
-            // restored them.
+            // The inner manager can have sessions that other code, which shares it, has opened, or that it has restored.
             || self.registry.get().is_some_and(|registry| {
-                registry.has_session(&self.key_of(&session.into()))
+                registry.has_session(&self.session_key(&session.into()))
             })
     }
 }
@@ -411,11 +410,12 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancel becomes pending first, and then looks up the call that now has its id. A new call with the same id registers its
-        // key first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
+        // The cancel first becomes pending and then looks up the call that now has its id. A new call with the same id first
+        // registers its key and then looks for pending cancels. Both use the same two locks, so at least one of them finds the
+        // other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.announce_cancel(call);
-        let undecided = match self.is_reused(&session, call) {
+        let undecided = match self.is_id_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {
                 self.suppress(&session, call);
@@ -442,9 +442,9 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
     }
 }
 
-/// Returns the error of an inner manager without the session id, for the log and for reports.
+/// Returns an inner manager's error without the session id, for logs and reports.
 ///
-/// A client that knows the id of a session can act for it.
+/// A client that knows a session's id can act on the session's behalf.
 fn redact_session(error: &impl ToString, session: &str) -> String {
     error.to_string().replace(session, "…")
 }

@@ -1,9 +1,9 @@
 //! Retained answers, and the stream that a client receives when it resumes.
 //!
-//! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer or resumes forever. For a completed
-//! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
-//! can resume in the same way again. An error, of a completed or a cancelled call, is sent without that event. To the SDK, an error
-//! after an event id does not end the call.
+//! The format matters to the TypeScript SDK 1.x, which would lose the answer or resume forever with any other. For a completed
+//! call, the client first receives an event that repeats its last event id, then the answer without an id, so that it can resume
+//! in the same way after another disconnect. An error, whether for a completed or a cancelled call, is sent without that event,
+//! because to the SDK an error after an event id does not end the call.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -24,33 +24,34 @@ mod text_arena;
 
 pub(super) use self::text_arena::TextArena;
 
-/// The reconnect delay (`retry`) if the server sent none: 3 s, rmcp's default.
+/// The reconnect delay (`retry`) if the server has sent none, which is rmcp's default.
 const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 
-/// Maximum time until the next event of an event store's replay: 1 s.
+/// Maximum time to wait for the next event of an event store's replay.
 ///
-/// Chosen because the store may wait for events that will never be stored.
+/// The store might be waiting for events that will never be stored.
 const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum size of text that is copied to the arena of its session: 1 KiB.
+/// Maximum size of a text that is copied into its session's arena.
 ///
-/// For larger text, the allocation is only a small part of the cost.
+/// For larger texts, the allocation is only a small part of the cost.
 const MAX_ARENA_TEXT: usize = 1024;
 
-/// The replay of an answered call by an event store, up to the answer.
+/// An event store's replay of an answered call, up to the answer.
 ///
-/// If the store does not contain the answer, the retained answer follows. It follows at the end of the replay, or once the
-/// replay has yielded no event for [`REPLAY_EVENT_TIMEOUT`].
+/// If the store does not have the answer, the retained one follows when the replay ends, or once it has yielded no event for
+/// [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replay: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event before the answer. `None` for an error, and once the replay has yielded an event id or the answer.
+    /// The priming event to send before the answer. `None` for an error, and once the replay has yielded an event id or the
+    /// answer.
     priming_event: Option<ServerSseMessage>,
     /// `None` once the replay has yielded the answer.
     retained_answer: Option<ServerSseMessage>,
 }
 
-/// Returns an answer for the registry, with its size in bytes.
+/// Returns an answer for the registry to retain, with its size in bytes.
 ///
 /// Returns `None` if the event has no message or a message that cannot be serialized.
 pub(super) fn retain(
@@ -70,13 +71,13 @@ pub(super) fn retain(
     };
     let answer = Answer {
         content,
-        event_id_hash: event.event_id.as_deref().map(id_hash::of),
+        event_id_hash: event.event_id.as_deref().map(id_hash::hash),
         retry: None,
     };
     Some((answer, size))
 }
 
-/// Returns the id and the text of a small answer that is only text (see [`text_result`]).
+/// Returns the id and the text of a small text-only answer (see [`text_result`]).
 fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;
@@ -92,7 +93,7 @@ fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &st
     is_only_text.then_some((&response.id, &content.text))
 }
 
-/// Returns `true` if a result equals [`text_result`] of its text. Reuses one template per thread.
+/// Returns `true` if a result equals [`text_result`] for its text. Reuses one template per thread.
 fn is_text_result(result: &CallToolResult, text: &str) -> bool {
     thread_local! {
         static TEMPLATE: RefCell<CallToolResult> = RefCell::new(text_result(""));
@@ -105,11 +106,11 @@ fn is_text_result(result: &CallToolResult, text: &str) -> bool {
         }
         *result == *template
     };
-    // Fails while the thread ends, once the template is destroyed.
+    // Fails while the thread is exiting, once the template has been destroyed.
     TEMPLATE.try_with(is_equal).unwrap_or(false)
 }
 
-/// Returns the result of a tool that returns a string, in a session.
+/// Returns the result of a session's call to a tool that returns a string.
 fn text_result(text: &str) -> CallToolResult {
     let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
     // Only protocol revisions without sessions have this field.
@@ -117,19 +118,19 @@ fn text_result(text: &str) -> CallToolResult {
     result
 }
 
-/// Returns `true` if the client has the answer, because its last event id is the answer's.
+/// Returns `true` if the client already has the answer: its last event id is the answer's.
 ///
-/// EventSource clients reconnect to the streams of completed calls. They must not receive every answer twice.
+/// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
 pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
     match end {
         RetainedOutcome::Answered(answer) => {
-            answer.event_id_hash == Some(id_hash::of(last_event_id))
+            answer.event_id_hash == Some(id_hash::hash(last_event_id))
         }
         RetainedOutcome::Cancelled(..) => false,
     }
 }
 
-/// Returns the stream for a client that resumes an ended call. It is empty if nothing is retained.
+/// Returns the stream for a client that resumes an ended call, empty if nothing is retained.
 pub(super) fn replay(
     end: Option<RetainedOutcome<Answer>>,
     last_event_id: &str,
@@ -142,26 +143,28 @@ pub(super) fn replay(
         }
         Some(RetainedOutcome::Cancelled(request, reason)) => (
             None,
-            Some(ServerSseMessage::from_message(error_of(&request, reason))),
+            Some(ServerSseMessage::from_message(cancellation_error(
+                &request, reason,
+            ))),
         ),
     };
     stream::iter(first.into_iter().chain(second))
 }
 
-/// Returns an event without a message that repeats the last event id of the client.
+/// Returns an event without a message that repeats the client's last event id.
 pub(super) fn priming_event(last_event_id: &str, retry: Option<Duration>) -> ServerSseMessage {
     // A client uses its last `retry` for all its streams, so it must be the server's own.
     ServerSseMessage::priming(last_event_id, retry.unwrap_or(DEFAULT_RETRY))
 }
 
-/// Returns the priming event and the answer. An error has no priming event.
+/// Returns the priming event and the answer, or only the answer if it is an error.
 fn answer_events(
     last_event_id: &str,
     answer: Answer,
 ) -> (Option<ServerSseMessage>, ServerSseMessage) {
     let priming_event = priming_event(last_event_id, answer.retry);
     let mut answer_event = ServerSseMessage::default();
-    answer_event.message = message_of(answer.content);
+    answer_event.message = answer_message(answer.content);
     let is_error = matches!(
         answer_event.message.as_deref(),
         Some(ServerJsonRpcMessage::Error(_))
@@ -169,15 +172,17 @@ fn answer_events(
     ((!is_error).then_some(priming_event), answer_event)
 }
 
-/// Returns the answer to an ended call, or its error if it was cancelled.
+/// Returns the answer to an ended call, or its error if it has been cancelled.
 pub(super) fn message(end: RetainedOutcome<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
     match end {
-        RetainedOutcome::Answered(answer) => message_of(answer.content),
-        RetainedOutcome::Cancelled(request, reason) => Some(Arc::new(error_of(&request, reason))),
+        RetainedOutcome::Answered(answer) => answer_message(answer.content),
+        RetainedOutcome::Cancelled(request, reason) => {
+            Some(Arc::new(cancellation_error(&request, reason)))
+        }
     }
 }
 
-fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
+fn answer_message(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
     match content {
         AnswerContent::Text(id, text) => {
             let text = str::from_utf8(&text).ok();
@@ -191,24 +196,24 @@ fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
 }
 
 /// Returns the error for a cancelled call.
-fn error_of(request: &RequestId, reason: CancelReason) -> ServerJsonRpcMessage {
+fn cancellation_error(request: &RequestId, reason: CancelReason) -> ServerJsonRpcMessage {
     let id = NumberOrString::from(request);
     ServerJsonRpcMessage::error(error_for(Some(reason)), Some(id))
 }
 
-/// Returns the approximate size of a message in bytes. Does not serialize plain text.
+/// Returns the approximate size of a message in bytes, without serializing plain text.
 fn retained_size(message: &ServerJsonRpcMessage) -> Option<usize> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return serialized_size(message);
     };
     let size = match &response.result {
-        ServerResult::CallToolResult(result) => retained_size_of_result(result)?,
+        ServerResult::CallToolResult(result) => retained_result_size(result)?,
         other => serialized_size(other)?,
     };
     Some(text_len(&response.id) + size)
 }
 
-fn retained_size_of_result(result: &CallToolResult) -> Option<usize> {
+fn retained_result_size(result: &CallToolResult) -> Option<usize> {
     let CallToolResult {
         result_type,
         content,
@@ -237,7 +242,7 @@ fn retained_size_of_result(result: &CallToolResult) -> Option<usize> {
     Some(size)
 }
 
-/// Returns the length of an id that is a string, and 0 for a number.
+/// Returns a string id's length, or 0 for a number.
 fn text_len(id: &NumberOrString) -> usize {
     match id {
         NumberOrString::String(text) => text.len(),
@@ -283,13 +288,13 @@ impl<S> ReplayedAnswer<S> {
         }
     }
 
-    /// Drops what need not follow after `event` of the replay.
+    /// Discards whatever does not have to be sent any more once the replay has yielded `event`.
     fn record(&mut self, event: &ServerSseMessage) {
         let request = event.message.as_deref().and_then(answered_id);
         let is_answer = request.is_some() && request == self.request.as_ref();
         if is_answer {
             self.retained_answer = None;
-            // A store may wait for more events, but none follows an answer.
+            // A store might wait for more events, but none follows an answer.
             self.replay = None;
         }
         if is_answer || event.event_id.is_some() {

@@ -1,4 +1,4 @@
-//! The unanswered requests that the calls of a session made to their client.
+//! The unanswered requests that a session's calls have made to their client.
 
 use std::collections::HashMap;
 
@@ -6,12 +6,11 @@ use rmcp::model::NumberOrString;
 
 use crate::call::RequestId;
 
-/// The requests to the client that are unanswered.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequestsToClient {
-    /// Ids of the open requests, with the id of the call that each was made for.
+    /// Maps the id of each open request to the id of the call that it was made for.
     pending: HashMap<NumberOrString, RequestId>,
-    /// Requests whose call was cancelled. The server gets an error for each.
+    /// Requests whose call has been cancelled. The server receives an error for each of them.
     abandoned: Vec<NumberOrString>,
 }
 
@@ -22,18 +21,18 @@ impl PendingRequestsToClient {
         self.pending.is_empty() && self.abandoned.is_empty()
     }
 
-    /// Records a request that a call made to the client.
+    /// Records a request that a call has made to the client.
     pub(super) fn insert(&mut self, id: NumberOrString, origin: RequestId) {
         self.pending.insert(id, origin);
     }
 
-    /// Removes a request that the client has answered, or that the server has cancelled.
+    /// Removes a request that the client has answered or the server has cancelled.
     pub(super) fn remove(&mut self, id: &NumberOrString) {
         self.pending.remove(id);
     }
 
     /// Removes the requests of a call that has ended.
-    pub(super) fn remove_of_call(&mut self, origin: &RequestId) {
+    pub(super) fn remove_for_call(&mut self, origin: &RequestId) {
         self.pending.retain(|_, other| other != origin);
     }
 

@@ -1,4 +1,4 @@
-//! The response to a resume: the manager's stream, or the retained outcome of the call.
+//! The response to a resume: the manager's stream, or the call's retained outcome.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// A resume of a session, after an event id.
+/// A client's request to resume a stream of its session after an event id.
 pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<ManagerInner<M>>,
     pub(super) session: &'a SessionId,
@@ -34,20 +34,20 @@ pub(super) struct ResumeRequest<'a, M> {
     pub(super) session_use: Option<SessionUse>,
 }
 
-/// The stream of a resume. Boxed, because the unboxed type would borrow the request.
+/// The resumed stream, boxed because the unboxed type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// The manager's reply to a resume, with the permit that the resume still holds.
+/// The manager's reply to a resume, and the permit that the resume is still holding.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// A permit, and a background reader of the call.
+/// A permit, and a background reader for the call.
 ///
-/// The reader is needed because the manager may move the stream from its current reader to this resume.
+/// The reader is needed because the manager might move the stream from its current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
 
-/// Maximum time until the manager replies to a resume whose client has disconnected: 10 s.
+/// Maximum time to wait for the manager's reply to a resume whose client has disconnected.
 ///
-/// The manager may block while another stream of the session is not read.
+/// The manager can block while another of the session's streams is not being read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===
@@ -62,10 +62,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.plain_event_id() else {
-            // The event id of another session is not passed on. The retained outcome belongs to this session.
+            // Another session's event id is not passed on, but the retained outcome is this session's own.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // An event store may also contain the other events that the client missed.
+        // An event store may also hold the other events that the client has missed.
         let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
@@ -92,7 +92,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
                 let session_use = self
                     .session_use
-                    .map(|session_use| session_use.with_stream(ClientStream::OfCall));
+                    .map(|session_use| session_use.with_stream(ClientStream::Call));
                 without_suppressed(completed.into_stream(), session_use).left_stream()
             }
             (Some(end), _) => {
@@ -113,14 +113,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 stream::iter(priming_event).chain(missed).right_stream()
             }
         };
-        // Released after the attach, so that the next resume is the newer generation.
+        // Released only after attaching, so that the next resume becomes the newer generation.
         drop(permit);
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it.
-    ///
-    /// Returns `None` if it does not belong to this session.
+    /// Returns the event id as the inner manager issued it, or `None` for another session's.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -128,10 +126,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Returns `true` if the event is of a standalone stream.
+    /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those of calls have a slash. For other managers, the latest ids of standalone
-    /// streams are recorded.
+    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the latest ids of
+    /// standalone streams are recorded.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
@@ -141,10 +139,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
     }
 
-    /// Returns the priming event of the resumed stream of a stored call. `None` if the event matches no in-flight call.
+    /// Returns the priming event for the resumed stream of a stored call.
     ///
-    /// rmcp's stream ends after the stored events. If there are none, a client of the TypeScript SDK would have no event id for its
-    /// next resume, and would not resume the call again.
+    /// Returns `None` if the event matches no in-flight call.
+    ///
+    /// rmcp's stream ends after the stored events. If there are none, a client that uses the TypeScript SDK would have no event
+    /// id for its next resume, and would not resume the call again.
     fn priming_event(&self) -> Option<ServerSseMessage> {
         let calls = self.match_event().in_flight();
         let (_, exchange) = calls.first()?;
@@ -163,27 +163,27 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Returns the retained outcome for the client, whose last event is `last_event_id`.
+    /// Returns the outcome that is retained for a client whose last event is `last_event_id`.
     fn retained(&self) -> Option<RetainedOutcome<Answer>> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
-    /// Waits for the call's permit, which earlier resumes may hold.
+    /// Waits for the call's permit, which an earlier resume might be holding.
     ///
-    /// After a timeout, continues without the permit. Returns `None` if the event does not belong to an in-flight call.
+    /// Continues without the permit after a timeout. Returns `None` if the event does not belong to an in-flight call.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
         Some((self.shared.resume_queue.enqueue(id).acquire().await, reader))
     }
 
-    /// Waits for the answer after the manager refused the resume of an in-flight call.
+    /// Waits for the answer after the manager has refused to resume an in-flight call.
     ///
-    /// rmcp's own manager refuses once it has sent the answer to the previous stream, where it may still be unread.
+    /// rmcp's own manager refuses once it has sent the answer on the previous stream, where it might not have been read yet.
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // The meaning of another manager's refusal is unknown, so such a refusal must not close a stream that is being read.
+            // What another manager means by a refusal is unknown, so it must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that its client is not reading.
                 exchange.close_streams();
@@ -192,9 +192,9 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Attaches the manager's stream to the call, as its newest generation.
+    /// Attaches the manager's stream to the call as its newest generation.
     ///
-    /// Also returns what the client reads, unless that is the stream of a tracked call.
+    /// Also returns what the client is reading, which is `ClientStream::None` for a tracked call's stream.
     fn attach(&self, stream: Resumed) -> (CallStream<Resumed>, ClientStream) {
         let (call, client_stream) = match self.match_event() {
             EventMatch::Call(id, exchange) => {
@@ -206,18 +206,18 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 // If there is no attachment, the call has just ended.
                 let client_stream = call
                     .as_ref()
-                    .map_or(ClientStream::OfCall, |_| ClientStream::None);
+                    .map_or(ClientStream::Call, |_| ClientStream::None);
                 (call, client_stream)
             }
             EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
-                (None, ClientStream::OfUntracked)
+                (None, ClientStream::Untracked)
             }
-            EventMatch::Ended(_) => (None, ClientStream::OfCall),
+            EventMatch::Ended(_) => (None, ClientStream::Call),
             EventMatch::Nothing if self.is_standalone() => (None, ClientStream::Standalone),
-            EventMatch::Nothing => (None, ClientStream::OfUntracked),
+            EventMatch::Nothing => (None, ClientStream::Untracked),
         };
         // A task that reads the rest of a call's stream uses the session too.
         let session_use = self
@@ -233,7 +233,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     ///
     /// Drops the resume if its event does not belong to an in-flight call, or if the manager does not reply within [`DRAIN_TIMEOUT`].
     ///
-    /// The manager may already have moved the call's stream to this resume. In that case, only this stream yields further
+    /// The manager might already have moved the call's stream to this resume, in which case only this stream yields further
     /// messages, including the answer. The call stays detached, because its client did not complete the resume.
     fn drain_after_disconnect(
         &self,
@@ -254,7 +254,6 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     }
 }
 
-/// Requests the stream from the manager.
 async fn request_resume<M: SessionManager>(
     shared: Arc<ManagerInner<M>>,
     session: SessionId,

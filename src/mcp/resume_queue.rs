@@ -1,7 +1,7 @@
-//! Queues the resumes of each call, so that the manager gets them one at a time and in order.
+//! Queues each call's resumes, so that the manager receives them one at a time and in order.
 //!
-//! rmcp gives the stream of a call to the latest resume that it receives and ends the stream of the previous one. If several
-//! resumes wait for room in the channel of a session, rmcp may receive them in any order. The stream could end up with a resume
+//! rmcp hands a call's stream to the latest resume that it receives, and ends the previous resume's stream. If several resumes
+//! are waiting for room in a session's channel, rmcp can receive them in any order, so the stream could end up with a resume
 //! whose client has disconnected.
 
 use std::{
@@ -14,30 +14,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time a resume waits for its predecessor: 4 s.
+/// Maximum time that a resume waits for its predecessor.
 ///
-/// A pending resume postpones the deadline of its call by at most 5 s. The manager must get the resume within that time.
-/// Otherwise the call would be cancelled although its client resumed in time.
+/// A pending resume postpones its call's deadline by at most 5 s. The manager must receive the resume within that time, otherwise
+/// the call would be cancelled although its client has resumed in time.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The queue of resumes of each call.
 #[derive(Default)]
 pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 
-/// The resumes of one call.
 struct CallQueue {
-    /// Has a single permit. A tokio semaphore is fair.
+    /// Has a single permit, which tokio hands out in order of arrival.
     semaphore: Arc<Semaphore>,
-    /// Number of resumes that wait for the permit or have it. The last one removes the queue.
+    /// Number of resumes that are waiting for the permit or holding it. The last one removes the queue.
     len: usize,
 }
 
-/// A resume that waits for the permit of its call, or has it. Its drop passes the permit on.
+/// A resume that is waiting for its call's permit or holding it. Dropping it passes the permit on.
 pub(super) struct ResumePermit {
     queue: Arc<ResumeQueue>,
     call: CallId,
     semaphore: Arc<Semaphore>,
-    /// `None` before [`acquire`](Self::acquire), or after [`RESUME_QUEUE_TIMEOUT`].
+    /// `None` before [`acquire`](Self::acquire) and after [`RESUME_QUEUE_TIMEOUT`].
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -74,7 +72,7 @@ impl ResumeQueue {
 // === impl ResumePermit ===
 
 impl ResumePermit {
-    /// Waits for the earlier resumes, for at most [`RESUME_QUEUE_TIMEOUT`].
+    /// Waits for earlier resumes, for at most [`RESUME_QUEUE_TIMEOUT`].
     pub(super) async fn acquire(mut self) -> Self {
         let permit =
             migrating_timeout(RESUME_QUEUE_TIMEOUT, self.semaphore.clone().acquire_owned()).await;

@@ -1,7 +1,7 @@
-//! The tasks that serve sessions.
+//! Records which task serves which session.
 //!
-//! When an rmcp task ends, it closes its session by id, even if another session has that id by then (`restored_session` in
-//! ARCHITECTURE.md, Workarounds). With this record, each task closes only its own session.
+//! When an rmcp task ends, it closes its session by id, even if that id belongs to another session by then (`restored_session` in
+//! ARCHITECTURE.md, Workarounds). This record lets each task close only its own session.
 
 use std::{
     collections::HashMap,
@@ -14,11 +14,11 @@ use tokio::task;
 use super::session::Session;
 use crate::lock::lock;
 
-/// The tasks that serve sessions, and the session of each.
+/// Maps each task that is serving a session to that session.
 #[derive(Default)]
 pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
 
-/// A session that a task serves. Weak, because a task that panics never removes its entry.
+/// The session that a task is serving. Weak, because a task that panics never removes its entry.
 struct ServedSession {
     id: SessionId,
     session: Weak<Session>,
@@ -27,15 +27,15 @@ struct ServedSession {
 // === impl ServeTasks ===
 
 impl ServeTasks {
-    /// Records that the current task serves a session.
+    /// Records that the current task is serving a session.
     pub(super) fn begin(&self, session: &Arc<Session>) {
         if let Some(task) = task::try_id() {
             let mut tasks = lock(&self.0);
             if tasks.len() == tasks.capacity() {
                 // Dead entries are removed only when the map would grow, because `retain` visits every entry.
                 tasks.retain(|_, served| served.session.strong_count() > 0);
-                let as_many_again = tasks.len();
-                tasks.reserve(as_many_again);
+                let live = tasks.len();
+                tasks.reserve(live);
             }
             let served = ServedSession {
                 id: session.id().clone(),
@@ -45,9 +45,9 @@ impl ServeTasks {
         }
     }
 
-    /// Removes and returns the session with the id `id` that the current task served.
+    /// Removes and returns the session that the current task has served, if its id is `id`.
     ///
-    /// The session may have been closed since, even if the `Weak` can still be upgraded.
+    /// The session might have been closed in the meantime, even if the `Weak` can still be upgraded.
     pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
         let task = task::try_id()?;
         let mut tasks = lock(&self.0);

@@ -1,4 +1,4 @@
-//! The sessions of a manager.
+//! A manager's sessions.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use super::{
     answered_id,
     early_stream_end::EarlyStreamEnds,
     id_hash::{self, IdHasher},
-    idle::{IdleTimeouts, IdleTracker, ReadEnd},
+    idle::{ClientStreamEnd, IdleTimeouts, IdleTracker},
     replay::TextArena,
     standalone_ids::StandaloneIds,
     suppress::Suppressed,
@@ -40,19 +40,18 @@ use crate::{
     },
 };
 
-/// Minimum of both idle timeouts: 100 ms. Chosen because the timer checks a session in use once per idle timeout.
+/// Minimum of both idle timeouts, because a session in use is checked once per timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The open sessions of a manager.
+/// A manager's open sessions.
 #[derive(Default)]
 pub(super) struct Sessions(Shards<RwLock<ById>>);
 
-/// A callback for the events of sessions.
+/// A callback for session events.
 pub(super) type SessionListener = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
 type ById = HashMap<SessionId, Arc<Session>, IdHasher>;
 
-/// The state of a session.
 pub(super) struct Session {
     id: SessionId,
     pub(super) suppressed: Suppressed,
@@ -61,61 +60,62 @@ pub(super) struct Session {
     pub(super) standalone_ids: StandaloneIds,
     idle: IdleTracker,
     is_ending: AtomicBool,
-    /// Request ids of the pending cancels of the session.
+    /// Request ids of the session's pending cancels.
     pending_cancels: watch::Sender<Vec<RequestId>>,
     idle_timeouts: IdleTimeouts,
     timer: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
     notified: Mutex<Notified>,
-    /// Set once the session is closed for being idle. Completes when the inner manager has closed it.
+    /// Set when the session is closed for being idle. Completes once the inner manager has closed it.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
-/// The last event that was reported for a session. A session can be found, and closed, before its opening is reported.
+/// The last event reported for a session. A session can be found, and even closed, before its opening has been reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notified {
     Nothing,
     Opened,
-    /// The session has closed. If it closes before its opening is reported, `notify_opened` reports both events.
+    /// The session has closed. If its opening has not been reported by then, `notify_opened` reports both events.
     Closed(SessionEnd),
 }
 
-/// A session that the inner manager closes. Its drop removes the session and reports its close, unless the session is still open.
+/// A session that the inner manager is closing. Dropping it removes the session and reports its close, unless the session is
+/// still open.
 pub(super) struct EndingSession {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
     is_open: bool,
 }
 
-/// A pending cancel of a session.
+/// Keeps a cancel pending until it is dropped.
 pub(super) struct PendingCancelGuard {
     session: Arc<Session>,
     request: RequestId,
 }
 
-/// The owner of a session, which finds its calls and closes it: the session manager.
+/// A session's owner (the session manager), which finds its calls and closes it.
 pub(super) trait Owner: Send + Sync {
-    /// Returns `true` if a client may resume.
+    /// Returns `true` if a client might still resume.
     ///
-    /// That is so if a call of the session is detached, or an undelivered answer is retained.
+    /// This is the case while one of the session's calls is detached, or an undelivered answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
     /// Returns the in-flight call with the JSON-RPC id `request`.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// Closes a session that was marked as closed for being idle.
+    /// Closes a session that has been marked as closed for being idle.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Adds a session, in place of an older one with the same id.
+    /// Adds a session, replacing an older one with the same id.
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
         let previous = self.write(&id).insert(id.clone(), session);
-        // Reported without the lock.
+        // Reported without holding the lock.
         if let Some(previous) = previous {
             let is_ending = previous.is_ending();
             previous.notify_closed(if is_ending {
@@ -132,7 +132,7 @@ impl Sessions {
             .is_some_and(|session| !session.is_ending())
     }
 
-    /// Returns the session with the id `id`, unless it is [ending](Self::begin_end).
+    /// Returns the session with the id `id`, unless it is [ending](Self::mark_ending).
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read(id);
         let session = sessions.get(id).filter(|session| !session.is_ending());
@@ -150,11 +150,11 @@ impl Sessions {
         }
     }
 
-    /// Marks a session as ending while the inner manager is closing it. Requests no longer find it.
+    /// Marks a session as ending while the inner manager is closing it.
     ///
-    /// It stays in the map, so that its close is reported before the opening of a session that replaces it. Returns `None` if there is
-    /// no session with the id `id`, or if it is ending already.
-    pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
+    /// Requests no longer find the session, but it stays in the map, so that its close is reported before the opening of a
+    /// session that replaces it. Returns `None` if there is no session with the id `id`, or if it is already ending.
+    pub(super) fn mark_ending(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
         let session = self.find(id)?;
         let is_first = !session.is_ending.swap(true, Ordering::Relaxed);
         is_first.then(|| EndingSession {
@@ -164,13 +164,13 @@ impl Sessions {
         })
     }
 
-    /// Returns `true` if no other session has replaced this one, and it is not ending.
+    /// Returns `true` if no other session has replaced this one and it is not ending.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
         let current = self.find(&session.id);
         current.is_some_and(|current| Arc::ptr_eq(&current, session))
     }
 
-    /// Removes a session, unless another one has the same id, and reports its close.
+    /// Removes a session and reports its close, unless its id now belongs to another one.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let removed = {
             let mut sessions = self.write(&session.id);
@@ -197,7 +197,7 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        self.0.of(id_hash::of(id))
+        self.0.of(id_hash::hash(id))
     }
 }
 
@@ -233,31 +233,25 @@ impl Session {
         }
     }
 
-    /// Returns the session's own copy of its id. Its calls share it, so no copy per request stays allocated.
+    /// Returns the session's own copy of its id. Its calls share that copy, so that no copy per request stays allocated.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// Reports that the session has opened, and its close if it has closed in the meantime.
+    /// Reports that the session has opened, and that it has closed if it already has.
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
         if let Notified::Closed(reason) = self.replace_notified(Notified::Opened) {
-            self.notify(&SessionEvent::Closed {
-                session,
-                why: reason,
-            });
+            self.notify(&SessionEvent::Closed { session, reason });
         }
     }
 
-    /// Reports that the session has closed. Requests no longer find it.
+    /// Reports that the session has closed. At this point, requests can no longer find it.
     pub(super) fn notify_closed(&self, reason: SessionEnd) {
         if self.replace_notified(Notified::Closed(reason)) == Notified::Opened {
             let session = &self.id;
-            self.notify(&SessionEvent::Closed {
-                session,
-                why: reason,
-            });
+            self.notify(&SessionEvent::Closed { session, reason });
         }
     }
 
@@ -268,18 +262,18 @@ impl Session {
     }
 
     /// Replaces the last reported event and returns the previous one.
-    fn replace_notified(&self, now: Notified) -> Notified {
+    fn replace_notified(&self, new: Notified) -> Notified {
         let mut notified = lock(&self.notified);
-        mem::replace(&mut *notified, now)
+        mem::replace(&mut *notified, new)
     }
 
-    /// Starts the timer that closes the session once it is idle. Does nothing if the session has no timeout.
+    /// Starts the timer that closes the session once it is idle, if it has a timeout.
     pub(super) fn start_idle_timer(self: &Arc<Self>, timer: &Arc<Timer>) {
         let timeout = self.idle_timeouts.shortest();
-        if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
+        if let Some(deadline) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
-            // Called once for each session.
-            let _first = self.timer.set(timer.set(at, this));
+            // Called only once per session.
+            let _ = self.timer.set(timer.set(deadline, this));
         }
     }
 
@@ -293,7 +287,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Records that the client is reading another stream. Returns `false` if this session's streams are not counted.
+    /// Records that the client has begun to read another stream. Returns `false` if this session's streams are not counted.
     pub(super) fn begin_stream(&self) -> bool {
         let counts_streams = self.idle_timeouts.lost.is_some();
         if counts_streams {
@@ -302,8 +296,8 @@ impl Session {
         counts_streams
     }
 
-    /// Records that the client no longer reads a stream that was counted. The stream need not be a use.
-    pub(super) fn end_stream(&self, end: ReadEnd) {
+    /// Records that the client has stopped reading a counted stream, which might not be a use.
+    pub(super) fn end_stream(&self, end: ClientStreamEnd) {
         let now = Instant::now();
         let is_abandoned = self.idle.end_stream(end, now);
         self.start_lost_timeout(is_abandoned, now);
@@ -317,9 +311,9 @@ impl Session {
     fn start_lost_timeout(&self, is_abandoned: bool, now: Instant) {
         if is_abandoned
             && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)
-            && let Some(at) = now.checked_add(lost)
+            && let Some(deadline) = now.checked_add(lost)
         {
-            timer.reset_earlier(at);
+            timer.reset_earlier(deadline);
         }
     }
 
@@ -327,12 +321,12 @@ impl Session {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the session was closed for being idle.
+    /// Returns `true` if the session has been closed for being idle.
     pub(super) fn is_closed(&self) -> bool {
         self.idle.is_closed()
     }
 
-    /// Returns why the session ends. rmcp also ends a session that was closed for being idle.
+    /// Returns why the session is ending. rmcp also ends a session that has been closed for being idle.
     pub(super) fn end_reason(&self) -> SessionEnd {
         match (self.is_closed(), self.idle.is_lost()) {
             (false, _) => SessionEnd::Ended,
@@ -346,14 +340,14 @@ impl Session {
         info!(target: "mcp_cancel_on_disconnect", why = %reason, "session closed");
     }
 
-    /// Runs the future of `close` to completion once.
+    /// Runs the future returned by `close` to completion, once.
     ///
-    /// Every caller polls it, because the runtime of another caller may be stalled.
+    /// Every caller polls it, because another caller's runtime might be stalled.
     pub(super) async fn close_once(&self, close: impl FnOnce() -> BoxFuture<'static, ()>) {
         self.closed.get_or_init(|| close().shared()).clone().await;
     }
 
-    /// Offers an answer to its exchange on its way to the client.
+    /// Offers an answer to its exchange as it is being sent to the client.
     pub(super) fn observe_answer(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
             && let Some(request) = answered_id(message)
@@ -374,20 +368,20 @@ impl Session {
         }
     }
 
-    /// Returns `true` if a cancel of the request with the id `request` is pending.
+    /// Returns `true` if a cancel for the request with the id `request` is pending.
     pub(super) fn has_pending_cancel(&self, request: &RequestId) -> bool {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits for at most `limit` until no cancel is pending, or none of `request`.
+    /// Waits up to `limit` for pending cancels: those for `request`, or all if it is `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &Vec<RequestId>| match request {
             Some(request) => !pending.contains(request),
             None => pending.is_empty(),
         };
-        // `wait_for` fails only if the sender is dropped, which `self` owns.
-        let _in_time = migrating_timeout(limit, pending.wait_for(none_pending)).await;
+        // `wait_for` fails only once the sender has been dropped, but `self` owns it.
+        let _ = migrating_timeout(limit, pending.wait_for(none_pending)).await;
     }
 }
 
@@ -396,7 +390,7 @@ impl OnDeadline for Session {
         let now = lateness.now();
         let owner = self.owner.upgrade()?;
         if owner.is_awaited(&self.id, now) {
-            // The end of the wait may not be observed, so the idle timeout restarts now.
+            // The end of the wait might go unnoticed, so the idle timeout restarts now.
             self.idle.extend(now);
         }
         let left = match timeliness {
@@ -405,7 +399,7 @@ impl OnDeadline for Session {
         };
         match (left, timeliness) {
             (Some(left), _) => now.checked_add(left).map(Rearm::At),
-            // The runtime stalled: requests may wait in the accept queue.
+            // The runtime has stalled, so requests might be waiting in the accept queue.
             (None, Timeliness::Late) => now.checked_add(STALL_THRESHOLD).map(Rearm::At),
             (None, Timeliness::Delayed) => Some(Rearm::Soon),
             (None, Timeliness::OnTime) => {
@@ -419,7 +413,7 @@ impl OnDeadline for Session {
 // === impl EndingSession ===
 
 impl EndingSession {
-    /// Lets requests find the session again, because the inner manager did not close it.
+    /// Lets requests find the session again, because the inner manager has not closed it.
     #[cold]
     pub(super) fn reopen(mut self) {
         self.is_open = true;

@@ -1,4 +1,4 @@
-//! The session manager, which wraps another session manager and forwards all methods.
+//! The session manager, which wraps another one and forwards every method to it.
 
 use std::{
     fmt,
@@ -36,13 +36,14 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer tracks exactly.
 ///
-/// The layer cancels them with a `notifications/cancelled` message, which the inner manager gets directly.
+/// The layer cancels them with a `notifications/cancelled` message, which is handed directly to the inner manager.
 ///
-/// It forwards all methods to the inner manager. With it, the layer does not parse the bodies of session calls, and observes their
-/// answers. It keeps reading the stream of a client that has disconnected, so that a detached call never blocks its session. It
-/// suppresses messages that a cancelled call still sends, and replays the events of a store only to their own session.
+/// All methods are forwarded to the inner manager. With this wrapper, the layer sees the answers to session calls without having
+/// to parse the calls' bodies. The wrapper keeps reading a disconnected client's stream, so that a detached call never blocks its
+/// session. It suppresses messages that a cancelled call is still sending, and replays a store's events only to their own
+/// session.
 ///
-/// Layer and session manager are linked through the extensions of each request:
+/// The layer and the session manager are linked through each request's extensions:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -71,10 +72,11 @@ pub struct CancellableSessionManager<M> {
 // === impl CancellableSessionManager ===
 
 impl CancellableSessionManager<LocalSessionManager> {
-    /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
+    /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in process memory.
     ///
-    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
-    /// disabled, because it would also close a session during a silent call whose client is connected. The answer would be lost.
+    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
+    /// disabled, because it would also close a session during a silent call whose client is connected, and the answer would be
+    /// lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -96,7 +98,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     }
 }
 
-/// Sessions in the memory of the process: [`local`](Self::local) with a default [`SessionConfig`].
+/// Sessions in process memory: [`local`](Self::local) with a default [`SessionConfig`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -113,8 +115,8 @@ impl Default for CancellableSessionManager<LocalSessionManager> {
 impl<M> CancellableSessionManager<M> {
     /// Wraps a session manager.
     ///
-    /// `manager` still closes sessions by its own rules, even if an [`idle_timeout`](Self::idle_timeout) is set here: rmcp's own
-    /// timer, `SessionConfig::keep_alive`, closes them during silent calls.
+    /// `manager` still closes sessions by its own rules, even if an [`idle_timeout`](Self::idle_timeout) is set on the wrapper.
+    /// In particular, rmcp's own timer (`SessionConfig::keep_alive`) closes them during silent calls.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -130,15 +132,15 @@ impl<M> CancellableSessionManager<M> {
             shared: Arc::new(ManagerInner::new(manager)),
             idle_timeouts: IdleTimeouts::default(),
             listeners: Arc::default(),
-            event_id_key: EventIdKey::of_process(),
+            event_id_key: EventIdKey::process_wide(),
         }
     }
 
     /// Adds a closure that is called when a session opens or closes.
     ///
-    /// It applies to sessions that are opened from now on. Several closures may be added. They are called synchronously, with no lock
-    /// held. The opening is reported before the session's first message and before its closing. The closing is reported once the calls
-    /// are cancelled and no request can find the session any longer.
+    /// It applies to sessions that are opened afterwards, and several closures can be added. They are called synchronously, with
+    /// no lock held. A session's opening is reported before its first message and before its closing. The closing is reported
+    /// once the session's calls have been cancelled and no request can find it any more.
     ///
     /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
     /// manager opens or closes on its own are not reported.
@@ -152,7 +154,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// let (sender, reported) = mpsc::channel();
     /// let sessions = CancellableSessionManager::default().on_session(move |event| {
-    ///     let _sent = match event {
+    ///     let _ = match event {
     ///         SessionEvent::Opened { session, .. } => sender.send(format!("{session} opened")),
     ///         SessionEvent::Closed { session, .. } => sender.send(format!("{session} closed")),
     ///         _ => Ok(()),
@@ -173,12 +175,12 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
+    /// Sets the key that binds an [`EventStore`]'s event ids to their sessions.
     ///
-    /// Each event id that a client receives carries a MAC over the store's own id and the session. An event is replayed only to
-    /// that session. By default all managers of a process share one random key. So an event from another process, or from before
-    /// a restart, is replayed to no client. Processes that share a store need the same key: at least 32 random, secret bytes. An
-    /// empty key is ignored.
+    /// Without a store, the key has no effect. With one, each event id that a client receives carries a MAC over the store's own
+    /// id and the session, and an event is replayed only to that session. By default, all managers in a process share one random
+    /// key, so events from another process, or from before a restart, are not replayed to any client. Processes that share a
+    /// store need the same key, which should consist of at least 32 random, secret bytes. An empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -194,13 +196,14 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns what a client that resumes after `last_event_id` still lacks.
+    /// Returns what a client that resumes after `last_event_id` is still missing.
     ///
-    /// That is the retained answer, or the error of a cancelled call.
+    /// This is either the retained answer or a cancelled call's error.
     ///
-    /// Returns `None` if the call of that event has not ended, the event is the answer itself, or nothing is retained. Has no side effect.
+    /// Returns `None` if that event's call has not ended, if the event is the answer itself, or if nothing is retained. Has no
+    /// side effects.
     ///
-    /// With this method, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
+    /// This lets an observer of [`Event::Ended`](crate::Event::Ended) store the answer elsewhere.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -218,8 +221,8 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// Other code can use the inner manager to end the stream of a running call (SEP-1699), and rmcp drops the answer to such a call.
-    /// So after the first use of this method, answers are copied as they pass, and retained if their stream has ended.
+    /// Other code can use the inner manager to end a running call's stream (SEP-1699), in which case rmcp drops the answer. Once
+    /// this method has been called, answers are therefore copied as they pass through, and retained if their stream has ended.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -251,10 +254,10 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
 
-    /// Returns the seal of a session's event ids, or `None` without an event store.
-    fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
+    /// Returns the seal for a session's event ids, or `None` without an event store.
+    fn seal_for(&self, session: &SessionId) -> Option<Box<Seal>> {
         self.shared.manager.event_store()?;
-        Some(Box::new(self.event_id_key.seal_of(Some(session))))
+        Some(Box::new(self.event_id_key.seal_for(Some(session))))
     }
 }
 
@@ -280,7 +283,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if let ClientJsonRpcMessage::Request(request) = &message
             && let Some(token) = CallToken::in_message(request.request.extensions())
         {
-            // The layer must know the session from its first call on.
+            // The layer has to know about the session from its first call on.
             self.shared.join_registry(token.exchange().registry());
         }
         let session_use = self.shared.sessions.begin_use(id);
@@ -288,20 +291,20 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(session_use))
     }
 
-    /// Records a request, because rmcp calls this for every GET and POST of a session.
+    /// Records a request, because rmcp calls this for every GET and POST in a session.
     ///
-    /// If the session is being closed as idle, waits for that.
+    /// If the session is being closed as idle, waits until it is closed.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
     }
 
-    /// Cancels the calls of a session, and then closes it.
+    /// Cancels a session's calls, and then closes it.
     ///
-    /// In this order, because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s. Does nothing
-    /// if the current task served a session that another one has replaced.
+    /// The order matters, because a closed session does not accept cancels and rmcp would let its handlers run for another 5 s.
+    /// Does nothing if the current task has served a session that another one has replaced.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        // A task that has served a session closes only that session, not one that was restored under its id.
+        // A task that has served a session closes only that session, not one that has been restored under the same id.
         let served = self.shared.serve_tasks.end(id);
         let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
         if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {
@@ -328,7 +331,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             None => shared.untracked(id, &message, session_use.as_ref()),
         };
         let opened = shared.submit(id, message, call.as_ref(), untracked.as_deref());
-        CreateStream::new(opened, call, untracked, self.seal_of(id), session_use)
+        CreateStream::new(opened, call, untracked, self.seal_for(id), session_use)
     }
 
     fn accept_message(
@@ -353,7 +356,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((target, _)), _) => {
                     self.shared.on_client_cancel(id, request, target);
                 }
-                // rmcp sends no answer to a cancelled call, so the end of an untracked one is recorded here.
+                // rmcp sends no answer to a cancelled call, so this records that an untracked one has ended.
                 (Some(request), None, Some(session_use)) => {
                     session_use.suppressed.forget_untracked(&request)
                 }
@@ -371,7 +374,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     > + Send {
         let session_use = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        let seal = self.seal_of(id);
+        let seal = self.seal_for(id);
         opened.map_ok(|stream| {
             let session_use =
                 session_use.map(|session_use| session_use.with_stream(ClientStream::Standalone));
@@ -388,7 +391,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             shared: &self.shared,
             session: id,
             last_event_id,
-            seal: self.seal_of(id),
+            seal: self.seal_for(id),
             session_use: self.shared.sessions.begin_use(id),
         };
         resume.into_stream().await
@@ -405,7 +408,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 RestoreOutcome::Restored(self.open(id, transport, true))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
-            // `RestoreOutcome` is non-exhaustive: an unknown outcome cannot be wrapped.
+            // `RestoreOutcome` is non-exhaustive, and an unknown outcome cannot be wrapped.
             _ => RestoreOutcome::NotSupported,
         })
     }
@@ -476,15 +479,18 @@ mod tests {
         let manager = CancellableSessionManager::default().on_session(move |event| {
             let line = match event {
                 SessionEvent::Opened { restored, .. } => format!("opened, restored: {restored}"),
-                SessionEvent::Closed { why, .. } => format!("closed: {why}"),
+                SessionEvent::Closed { reason, .. } => format!("closed: {reason}"),
             };
             listener.lock().unwrap().push(line);
         });
         let (id, _transport) = manager.create_session().await.unwrap();
         let sessions = &manager.shared.sessions;
-        let ending = sessions.begin_end(&id).unwrap();
+        let ending = sessions.mark_ending(&id).unwrap();
         assert!(sessions.find(&id).is_none());
-        assert!(sessions.begin_end(&id).is_none(), "the session ended twice");
+        assert!(
+            sessions.mark_ending(&id).is_none(),
+            "the session ended twice"
+        );
         let listeners = manager.listeners.clone();
         let restored = manager
             .shared
@@ -510,7 +516,7 @@ mod tests {
         let (id, _transport) = manager.create_session().await.unwrap();
         let sessions = &manager.shared.sessions;
 
-        sessions.begin_end(&id).unwrap().reopen();
+        sessions.mark_ending(&id).unwrap().reopen();
 
         assert!(sessions.find(&id).is_some());
     }

@@ -1,21 +1,22 @@
-//! The options of a session manager that decide when it closes sessions.
+//! Session manager options that control when sessions are closed.
 
 use std::time::Duration;
 
 use super::session_manager::CancellableSessionManager;
 
 impl<M> CancellableSessionManager<M> {
-    /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    /// Closes sessions that have been idle for `timeout`, at least 100 ms.
     ///
-    /// The next request of their clients receives 404. A session is idle while nothing in this list uses it:
+    /// This applies to sessions created afterwards. A closed session's client receives 404 for its next request. A session is
+    /// idle while none of the following is using it:
     ///
-    /// - a request, even while its body is incomplete or a middleware inside the layer has it;
+    /// - a request, even while its body is incomplete or a middleware inside the layer is holding it;
     /// - an open stream, including a standalone one;
     /// - a call that has not ended, even a detached one;
-    /// - an answer that is retained for a client that is disconnected.
+    /// - an answer that is retained for a disconnected client.
     ///
-    /// Messages of the server do not count. Without a layer, the session manager does not know of detached calls, nor of requests that
-    /// it has not received yet.
+    /// Messages from the server do not count. Without a layer, the session manager does not know about detached calls, or about
+    /// requests that have not reached it yet.
     ///
     /// ```
     /// use std::time::Duration;
@@ -34,24 +35,25 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms.
     ///
-    /// Off by default. Applies to sessions created from now on. Many clients never end their sessions, and this option closes them before
-    /// the [`idle_timeout`](Self::idle_timeout). A client counts as disconnected once it disconnects from its last stream, standalone or
-    /// of a call, until its next request. The timeout starts after the last use of the session, and so after the graces of its calls.
+    /// Off by default. This applies to sessions created afterwards. Many clients never end their sessions, and this option closes
+    /// those before the [`idle_timeout`](Self::idle_timeout) does. A client counts as disconnected from the time it disconnects
+    /// from its last stream, whether standalone or for a call, until its next request. The timeout starts after the last use of
+    /// the session, and so after the graces of its calls.
     ///
-    /// SDKs reconnect within seconds, but give up a standalone stream after an outage of some seconds. From then on they only send
-    /// requests. So the timeout must be longer than the pauses of clients. A client that sends a request later receives 404, and the
-    /// TypeScript and Python SDKs do not open a new session by themselves.
+    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
+    /// only send requests, so the timeout must be longer than a client's pauses. A client that sends a request later than that
+    /// receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// # Edge cases
     ///
-    /// - Every stream counts, including those of untracked calls and those without a layer. If a client disconnects from an untracked
-    ///   call before the answer, its session is never closed by this timeout, because the call may still run.
-    /// - A client whose stream the server has ended does not count as disconnected, because the server may have asked it to wait.
-    /// - On a dead network, a disconnect is detected late. It then counts as later than the requests that the client has sent in
-    ///   the meantime over other connections.
-    /// - With an event store, or a session manager other than rmcp's own, event ids do not show their stream. A resumed stream then counts
-    ///   as standalone if its last event id is one of the latest 64 of the session's standalone streams. Otherwise it counts as the
-    ///   stream of an untracked call.
+    /// - Every stream counts, including those for untracked calls and those without a layer. If a client disconnects from an
+    ///   untracked call before the answer, this timeout never closes its session, because the call might still be running.
+    /// - A client does not count as disconnected if the server ended its stream, because the server might have asked it to wait.
+    /// - On a dead network, a disconnect is detected late. It is then treated as later than any requests that the client has sent
+    ///   over other connections in the meantime.
+    /// - With an event store, or with a session manager other than rmcp's own, an event id does not show which stream it belongs
+    ///   to. A resumed stream then counts as standalone if its last event id is among the 64 most recent ones of the session's
+    ///   standalone streams. Otherwise it counts as an untracked call's stream.
     ///
     /// ```
     /// use std::time::Duration;
@@ -77,12 +79,13 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Closes idle sessions even if a standalone stream is open. Applies to sessions created from now on.
+    /// Closes idle sessions even if a standalone stream is open.
     ///
-    /// Off by default, so an open standalone stream keeps its session open. That is so even if the client no longer uses the session, or a
-    /// proxy holds the connection of a client that has disconnected. With this option, a session whose client only listens is closed
-    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must be longer than the pauses of clients.
-    /// After a 404, the TypeScript and Python SDKs do not open a new session by themselves.
+    /// Off by default, so an open standalone stream keeps its session open, even if the client no longer uses the session or a
+    /// proxy is holding on to the connection of a client that has disconnected. This option applies to sessions created
+    /// afterwards. If the client of such a session only listens, the session is closed after the
+    /// [`idle_timeout`](Self::idle_timeout) and its stream ends, so that timeout must be longer than a client's pauses. After a
+    /// 404, the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

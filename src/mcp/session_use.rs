@@ -1,11 +1,11 @@
-//! The uses of a session: requests, and streams that clients read.
+//! Session uses: requests, and the streams that clients read.
 //!
-//! A request uses its session until the response head. Its use starts when the layer receives it, or without a layer when the manager
-//! does. A stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream,
-//! and the answers that are retained for disconnected clients.
+//! A request uses its session from the time the layer receives it (without a layer, the manager) until the response head. A
+//! stream uses its session until it is dropped, even if only a background task is reading it. Calls without a stream, and answers
+//! that are retained for disconnected clients, are tracked by the registry instead.
 //!
-//! Each stream that the session manager returns is counted from its start until it ends, or its client disconnects. So a client is
-//! lost only if it is reading no stream.
+//! Each stream that the session manager returns is counted from its start until it ends or its client disconnects, so a client is
+//! lost only if it is not reading any stream.
 
 use std::{mem, ops::Deref, sync::Arc};
 
@@ -13,11 +13,11 @@ use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{
     answered_id,
-    idle::ReadEnd,
+    idle::ClientStreamEnd,
     session::{Session, Sessions},
 };
 
-/// A use of a session. The session is not idle before the use is dropped.
+/// A use of a session, which keeps the session from being idle until it is dropped.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
@@ -25,22 +25,22 @@ pub(super) struct SessionUse {
     is_use: bool,
 }
 
-/// The stream that the client is reading while it is using its session. Not recorded without a lost timeout.
+/// The stream that a client is reading as it uses its session. Not recorded without a lost timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientStream {
     None,
-    /// The stream of a tracked call, which reports a disconnect, or of a call that is answered.
-    OfCall,
-    /// The stream of an untracked call. If it is dropped before the answer, the call may continue unobserved.
-    OfUntracked,
-    /// It ends when the server ends it, or when the client disconnects.
+    /// The stream of a tracked call, which reports disconnects, or of an answered call.
+    Call,
+    /// The stream of an untracked call. If it is dropped before the answer, the call might go on unobserved.
+    Untracked,
+    /// A stream that lasts until the server ends it or the client disconnects.
     Standalone,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Starts a use of a session. Returns `None` if there is no such session, or if it is ending.
+    /// Begins a use of a session. Returns `None` if there is no such session or it is ending.
     pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
         session.begin_use();
@@ -59,7 +59,7 @@ impl SessionUse {
         }
     }
 
-    /// Records that the client of this use reads a stream.
+    /// Records which stream the client is reading.
     pub(super) fn with_stream(mut self, stream: ClientStream) -> Self {
         if stream != ClientStream::None && self.begin_stream() {
             self.stream = stream;
@@ -71,23 +71,23 @@ impl SessionUse {
         self
     }
 
-    /// Records that the client has disconnected from its stream. The session is still in use.
+    /// Records that the client has disconnected from its stream. The session remains in use.
     pub(super) fn on_disconnect(&mut self) {
-        self.end_stream(ReadEnd::Disconnected);
+        self.end_stream(ClientStreamEnd::Disconnected);
     }
 
-    /// Records that the server has ended the stream. The session is still in use.
+    /// Records that the server has ended the stream. The session remains in use.
     pub(super) fn on_stream_end(&mut self) {
-        self.end_stream(ReadEnd::Ended);
+        self.end_stream(ClientStreamEnd::Ended);
     }
 
-    /// Records an event of the stream.
+    /// Records an event that the stream has yielded.
     pub(super) fn on_event(&mut self, event: &ServerSseMessage) {
         match self.stream {
-            ClientStream::None | ClientStream::OfCall => {}
-            ClientStream::OfUntracked => {
+            ClientStream::None | ClientStream::Call => {}
+            ClientStream::Untracked => {
                 if event.message.as_deref().and_then(answered_id).is_some() {
-                    self.stream = ClientStream::OfCall;
+                    self.stream = ClientStream::Call;
                 }
             }
             ClientStream::Standalone => {
@@ -98,7 +98,7 @@ impl SessionUse {
         }
     }
 
-    fn end_stream(&mut self, end: ReadEnd) {
+    fn end_stream(&mut self, end: ClientStreamEnd) {
         if mem::replace(&mut self.stream, ClientStream::None) != ClientStream::None {
             self.session.end_stream(end);
         }
@@ -106,7 +106,7 @@ impl SessionUse {
 }
 
 impl Clone for SessionUse {
-    /// Starts another use of the same session, without a stream.
+    /// Begins another use of the same session, without a stream.
     fn clone(&self) -> Self {
         self.begin_use();
         Self::new(self.session.clone())
@@ -124,9 +124,9 @@ impl Deref for SessionUse {
 impl Drop for SessionUse {
     fn drop(&mut self) {
         self.end_stream(match self.stream {
-            ClientStream::None | ClientStream::OfCall => ReadEnd::Ended,
-            ClientStream::OfUntracked => ReadEnd::LeftUnobserved,
-            ClientStream::Standalone => ReadEnd::Disconnected,
+            ClientStream::None | ClientStream::Call => ClientStreamEnd::Ended,
+            ClientStream::Untracked => ClientStreamEnd::Unobserved,
+            ClientStream::Standalone => ClientStreamEnd::Disconnected,
         });
         if self.is_use {
             self.session.end_use();

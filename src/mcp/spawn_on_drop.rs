@@ -7,7 +7,7 @@ use std::{
 
 /// A future that must complete. If it is dropped first, a closure spawns it.
 ///
-/// The future is boxed because the drop must move it, and it may not be `Unpin`.
+/// The future is boxed because `Drop` has to move it, and it might not be `Unpin`.
 pub(super) struct SpawnOnDrop<F, S: FnOnce(Pin<Box<F>>)>(Option<(Pin<Box<F>>, S)>);
 
 // === impl SpawnOnDrop ===
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_future_continues_where_it_was() {
+    fn a_dropped_future_continues_where_it_left_off() {
         let steps = Cell::new(0);
         let step = || steps.set(steps.get() + 1);
         let mut spawned_on_drop = None;

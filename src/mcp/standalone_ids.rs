@@ -1,19 +1,20 @@
-//! The latest event ids of a session's standalone streams, to recognise their resumes.
+//! The most recent event ids of a session's standalone streams, to recognise resumed ones.
 //!
-//! Needed where event ids do not show their stream: with an event store, or a session manager other than rmcp's own. If a client resumes
-//! after an older event, its stream is not recognised and counts as the stream of an untracked call.
+//! This is needed where an event id does not show which stream it belongs to: with an event store, or with a session manager
+//! other than rmcp's own. A stream that a client resumes after an older event is not recognised, and counts as an untracked
+//! call's stream.
 
 use std::{collections::VecDeque, sync::Mutex};
 
 use super::id_hash;
 use crate::lock::lock;
 
-/// Maximum number of recorded ids: 64.
+/// Maximum number of ids to remember.
 ///
-/// Chosen because most clients miss fewer events while they are disconnected. The session of any other client stays open longer.
+/// Most clients miss fewer events than that while they are disconnected. Any other client's session merely stays open longer.
 const MAX_RECENT: usize = 64;
 
-/// Hashes of event ids, because an id may have any length. A client that sends a colliding id affects only its own session.
+/// Hashes of event ids, because an id can have any length. A client that sends a colliding id affects only its own session.
 #[derive(Default)]
 pub(super) struct StandaloneIds(Mutex<VecDeque<u64>>);
 
@@ -25,11 +26,11 @@ impl StandaloneIds {
         if recent.len() == MAX_RECENT {
             recent.pop_front();
         }
-        recent.push_back(id_hash::of(event_id));
+        recent.push_back(id_hash::hash(event_id));
     }
 
     pub(super) fn contains(&self, event_id: &str) -> bool {
-        lock(&self.0).contains(&id_hash::of(event_id))
+        lock(&self.0).contains(&id_hash::hash(event_id))
     }
 }
 

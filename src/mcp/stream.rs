@@ -1,6 +1,6 @@
-//! The event streams of a session.
+//! A session's event streams.
 //!
-//! They observe the ends of calls, and suppress the messages of cancelled calls.
+//! They detect the ends of calls, and suppress messages from cancelled calls.
 
 use std::{
     pin::{Pin, pin},
@@ -28,19 +28,21 @@ use crate::{
 
 /// The inner manager's stream for a request or a resume.
 ///
-/// If it is dropped while its call is running, a task reads the rest. So the answer is observed, and an unread channel never blocks
-/// the session.
+/// If it is dropped while its call is running, a task reads the rest, so that the answer is still seen and an unread channel
+/// never blocks the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because the drop moves it to the task, and it may not be `Unpin`. The stream of rmcp's own manager, and thus the
-    // allocation, has the size of a pointer.
+    // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The stream of rmcp's own manager, and thus the
+    // allocation, is the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// Keeps the session in use while the stream is being read. Last, so that the drop of `call` is reported first.
+    /// Keeps the session in use while the stream is being read. Declared last, so that `call` reports its drop first.
     session_use: Option<SessionUse>,
 }
 
 pin_project! {
-    /// A stream without the messages of cancelled calls. If it is dropped before it ends, its client has disconnected.
+    /// A stream without messages from cancelled calls.
+    ///
+    /// If it is dropped before it ends, its client has disconnected.
     struct Unsuppressed<S> {
         #[pin]
         stream: S,
@@ -48,33 +50,32 @@ pin_project! {
     }
 }
 
-/// A call whose stream is observed. A drop before the end reports the loss of the stream.
+/// A call whose stream is being observed. Dropping it before that stream has ended reports the stream as lost.
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// Number of the stream, which is the part after the slash of rmcp's event ids.
+    /// The stream's number, which is the part after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
-    /// `true` until the session manager has accepted or refused the request.
+    /// Whether the session manager has yet to accept or refuse the request.
     is_dispatching: bool,
 }
 
-/// The reader of a stream.
+/// What a stream is read by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamReader {
-    /// The client.
     Client,
-    /// A task, only to observe the end of the call.
+    /// A task that is only waiting for the call to end.
     Task,
-    /// No reader: the answer, the refusal or the end of the stream was reported.
+    /// No reader, because the answer, the refusal or the end of the stream has been reported.
     None,
 }
 
 // === impl CallStream ===
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
-    /// Returns the stream of a request. If `call` is `None`, it is the stream of an untracked call.
-    pub(super) fn of_request(
+    /// Creates the stream for a request, which is untracked if `call` is `None`.
+    pub(super) fn for_request(
         stream: S,
         call: Option<BoundCall>,
         session_use: Option<SessionUse>,
@@ -82,14 +83,14 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
         let session_use = if call.is_some() {
             session_use
         } else {
-            session_use.map(|session_use| session_use.with_stream(ClientStream::OfUntracked))
+            session_use.map(|session_use| session_use.with_stream(ClientStream::Untracked))
         };
         Self::new(stream, call, session_use)
     }
 
     pub(super) fn new(stream: S, call: Option<BoundCall>, session_use: Option<SessionUse>) -> Self {
         let session_use = if call.is_some() {
-            session_use.map(|session_use| session_use.with_stream(ClientStream::OfCall))
+            session_use.map(|session_use| session_use.with_stream(ClientStream::Call))
         } else {
             session_use
         };
@@ -150,9 +151,9 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if has_ended {
             call.reader = StreamReader::None;
         } else {
-            // The reader is set first, so that it observes the end of a call that this drop detaches.
+            // The reader is set first, so that it still sees the call end if dropping the stream detaches it.
             call.set_background_reader();
-            call.attachment.drop_stream();
+            call.attachment.on_stream_dropped();
         }
         let cancelled = call.attachment.exchange.signal.reason();
         if matches!(cancelled, None | Some(CancelReason::ClientDisconnected))
@@ -168,7 +169,9 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
     }
 }
 
-/// Removes the messages of cancelled calls from a stream. The stream uses its session until it is dropped.
+/// Filters messages from cancelled calls out of a stream.
+///
+/// The stream uses its session until it is dropped.
 pub(super) fn without_suppressed<S>(
     stream: S,
     session_use: Option<SessionUse>,
@@ -205,9 +208,10 @@ fn is_suppressed(event: &ServerSseMessage, session_use: &SessionUse) -> bool {
     message.is_some_and(|message| session_use.suppressed.is_suppressed(message))
 }
 
-/// Reads a stream until the answer, the end of the stream, or the end of the call.
+/// Reads a stream until it yields the answer, or until the stream or the call ends.
 ///
-/// The end of the call counts too, because the stream of a call whose id was reused yields nothing and does not end.
+/// Watching the stream alone is not enough, because the stream of a call whose id has been reused neither yields anything nor
+/// ends.
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
@@ -242,14 +246,14 @@ impl BoundCall {
         }
     }
 
-    /// Returns a call whose request is about to be submitted to the session manager.
+    /// Creates a call whose request is about to be submitted to the session manager.
     pub(super) fn dispatching(attachment: Attachment, format: EventIdFormat) -> Self {
         let mut call = Self::new(attachment, format);
         call.is_dispatching = true;
         call
     }
 
-    /// Returns a call whose stream is read only to observe its end.
+    /// Creates a call whose stream is read only to find out when the call ends.
     pub(super) fn background(exchange: Arc<Exchange>, id: CallId, format: EventIdFormat) -> Self {
         let attachment = Attachment {
             exchange,
@@ -269,13 +273,13 @@ impl BoundCall {
         &self.attachment.exchange
     }
 
-    /// Records that the manager accepted the request.
+    /// Records that the manager has accepted the request.
     pub(super) fn on_opened(&mut self) {
         self.is_dispatching = false;
         self.attachment.exchange.on_dispatched(self.attachment.id);
     }
 
-    /// Records that a task reads the stream from now on.
+    /// Records that a task is reading the stream from now on.
     #[cold]
     fn set_background_reader(&mut self) {
         self.reader = StreamReader::Task;
@@ -285,8 +289,8 @@ impl BoundCall {
 
     /// Records that the stream has ended without the answer.
     ///
-    /// If it was the last stream, only the transport of the session can still observe the answer. If another stream of the call is
-    /// open, that stream has replaced this one.
+    /// If it was the last stream, only the session's transport can still see the answer. If another of the call's streams is
+    /// open, that one has replaced this one.
     fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {
@@ -297,7 +301,7 @@ impl BoundCall {
         }
     }
 
-    /// Records the event id that the client may resume with.
+    /// Records the event id with which the client can resume.
     fn record(&mut self, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;
@@ -323,12 +327,12 @@ impl BoundCall {
     }
 
     fn on_answered(mut self, event: &ServerSseMessage, session_use: Option<&SessionUse>) {
-        // An answer that a task reads is retained longer, and would keep a whole chunk of the arena allocated.
+        // An answer that a task has read is retained longer, and would keep a whole chunk of the arena allocated.
         let arena_owner = session_use.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;
         if session_use.is_some_and(|session_use| session_use.early_ends.are_possible()) {
-            let _copy = exchange.close_late_answer();
+            let _ = exchange.close_late_answer();
         }
         exchange.on_answered(*id, || {
             replay::retain(
@@ -338,7 +342,7 @@ impl BoundCall {
         });
     }
 
-    /// Records that the manager refused the request.
+    /// Records that the manager has refused the request.
     pub(super) fn on_refused(mut self) {
         self.reader = StreamReader::None;
         self.is_dispatching = false;
@@ -360,7 +364,7 @@ impl Drop for BoundCall {
             // The request was dropped before it had a stream.
             StreamReader::Client => {
                 exchange.add_background_reader(*id);
-                self.attachment.drop_stream();
+                self.attachment.on_stream_dropped();
                 exchange.remove_background_reader(*id);
             }
             StreamReader::Task => exchange.remove_background_reader(*id),

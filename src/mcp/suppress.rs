@@ -1,15 +1,15 @@
-//! Suppresses messages that the cancelled calls of a session still send.
+//! Suppresses messages that a session's cancelled calls are still sending.
 //!
-//! rmcp sends them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds). So the transport
-//! of the session drops these messages, and so do its streams.
+//! rmcp sends them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds), so both the session's
+//! transport and its streams drop them.
 //!
-//! A handler that awaits a reply from its client when its call is cancelled would wait forever. The transport sends it an error
-//! instead.
+//! A handler that is awaiting its client's reply when its call is cancelled would wait forever, so the transport sends it an
+//! error instead.
 //!
-//! 1. Only `send` records requests to the client, and no `receive` is pending at that time, because both take `&mut self`. So a
-//!    receiver that found no such request need not be woken for a new one.
-//! 2. A request to the client is refused or answered, never lost. One lock covers both the check for a cancelled call and the
-//!    recording of the request.
+//! 1. Only `send` records requests to the client, and no `receive` can be pending at that time, because both take `&mut self`. A
+//!    receiver that has found no such request therefore does not have to be woken for a new one.
+//! 2. A request to the client is refused or answered, but never lost, because one lock covers both checking for a cancelled call
+//!    and recording the request.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -36,17 +36,17 @@ use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
 
-/// Maximum number of cancelled calls that a session suppresses: 256.
+/// Maximum number of cancelled calls whose messages a session suppresses.
 ///
-/// Beyond it, the messages of the oldest call are delivered again. It is also the maximum number of untracked calls that may run in a
-/// session at once. If more untracked calls run at once, the session never suppresses anything again.
+/// Beyond that, the oldest call's messages are delivered again. This is also the maximum number of untracked calls that a session
+/// can run at once: if there are ever more, it never suppresses anything again.
 const MAX_SUPPRESSED: usize = 256;
 
-/// The cancelled calls of a session, and the requests that its calls made to the client.
+/// A session's cancelled calls, and the requests that its calls have made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has calls or requests to the client. While it is `false`, messages other than requests to the client are sent
-    /// without the lock.
+    /// Whether `state` has any calls or requests to the client. If not, messages other than requests to the client are sent
+    /// without taking the lock.
     active: AtomicBool,
     state: Mutex<SuppressionState>,
     receiver: AtomicWaker,
@@ -56,15 +56,16 @@ pub(super) struct Suppressed {
 struct SuppressionState {
     hasher: RandomState,
     cancelled: VecDeque<HashedIds>,
-    /// Untracked in-flight calls. Messages with their ids are delivered.
+    /// Untracked in-flight calls. Messages that carry their ids are delivered.
     untracked: VecDeque<HashedIds>,
-    /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
+    /// Whether more than [`MAX_SUPPRESSED`] untracked calls have ever run at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
     requests_to_client: PendingRequestsToClient,
 }
 
-/// Keyed hashes of the ids of a cancelled or untracked call. A client may choose ids of many MiB, and a session outlives its
-/// calls.
+/// Keyed hashes of a cancelled or untracked call's ids.
+///
+/// A client can choose ids of many MiB, and a session outlives its calls.
 #[derive(Debug)]
 struct HashedIds {
     /// `None` if another call has reused the id.
@@ -78,14 +79,14 @@ struct HashedIds {
 pub(super) enum SendDecision {
     Send,
     Drop,
-    /// Dropped with an error, because its sender would await a reply that cannot arrive.
+    /// Dropped with an error, or its sender would wait for a reply that cannot arrive.
     Refuse,
 }
 
 // === impl Suppressed ===
 
 impl Suppressed {
-    /// Suppresses the messages of a call and abandons its requests to the client.
+    /// Suppresses a call's messages and abandons its requests to the client.
     pub(super) fn suppress(&self, call: &CallInfo) {
         self.update(|state| {
             if state.cancelled.len() == MAX_SUPPRESSED {
@@ -98,7 +99,7 @@ impl Suppressed {
         self.receiver.wake();
     }
 
-    /// Lets the messages of a new call through, even if it reuses the ids of a cancelled one.
+    /// Lets a new call's messages through, even if it reuses a cancelled call's ids.
     pub(super) fn resume_delivery(&self, call: &CallInfo) {
         if !self.is_active() {
             return;
@@ -110,9 +111,9 @@ impl Suppressed {
         });
     }
 
-    /// Lets the messages of a new untracked call through.
+    /// Lets a new untracked call's messages through.
     ///
-    /// That holds even if an older call with the same ids is cancelled later.
+    /// This applies even if an older call with the same ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -126,7 +127,9 @@ impl Suppressed {
         });
     }
 
-    /// Removes an untracked call that was refused or cancelled. Other calls are removed with their answers, but this one has none.
+    /// Removes an untracked call that has been refused or cancelled.
+    ///
+    /// Other calls are removed once they are answered, but this one never is.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -134,11 +137,11 @@ impl Suppressed {
         }
     }
 
-    /// Stops suppressing progress with the token of a cancelled call.
+    /// Stops suppressing progress messages that carry a cancelled call's token.
     ///
-    /// Called because another call has reused the token.
+    /// Called when another call has reused the token.
     #[cold]
-    pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
+    pub(super) fn resume_token_delivery(&self, call: &CallInfo) {
         self.update(|state| {
             let mut token = HashedIds::new(&state.hasher, call);
             token.request_id = None;
@@ -162,12 +165,14 @@ impl Suppressed {
         })
     }
 
-    /// Returns `true` if a message of a stream belongs to a cancelled call. It may have been sent before the cancel.
+    /// Returns `true` if a message from a stream belongs to a cancelled call.
+    ///
+    /// The message might have been sent before the cancel.
     pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         self.is_active() && self.state().is_suppressed(message)
     }
 
-    /// Removes the request to the client that a message answers. Ignores any other message.
+    /// Removes the request to the client that `message` answers, if it is an answer.
     pub(super) fn on_received(&self, message: &RxJsonRpcMessage<RoleServer>) {
         if let Some(id) = answered_id(message)
             && self.is_active()
@@ -186,12 +191,12 @@ impl Suppressed {
         Some(JsonRpcMessage::error(error, Some(id)))
     }
 
-    /// Registers the waker that is woken when [`error_reply`](Self::error_reply) may return an error.
+    /// Registers the waker to wake when [`error_reply`](Self::error_reply) might return an error.
     pub(super) fn register_waker(&self, waker: &Waker) {
         self.receiver.register(waker);
     }
 
-    /// Returns `true` if there may be messages to suppress or requests to answer.
+    /// Returns `true` if there might be messages to suppress or requests to answer.
     pub(super) fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
@@ -249,7 +254,7 @@ impl SuppressionState {
             && !self.untracked.iter().any(&matches)
     }
 
-    /// Records a message that is sent to the client: a request, its cancel, or an answer.
+    /// Records a message that is being sent to the client: a request, its cancel, or an answer.
     fn record(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {
@@ -268,7 +273,7 @@ impl SuppressionState {
             other => {
                 if let Some(id) = answered_id(other) {
                     let id = id.into();
-                    self.requests_to_client.remove_of_call(&id);
+                    self.requests_to_client.remove_for_call(&id);
                     self.forget_untracked(&id);
                 }
             }
@@ -294,7 +299,7 @@ impl HashedIds {
         }
     }
 
-    /// Removes the ids of `self` from older calls that have them.
+    /// Takes this call's ids away from any older calls that share them.
     fn claim_ids_from(&self, calls: &mut VecDeque<Self>) {
         for call in calls.iter_mut() {
             call.request_id = call

@@ -1,6 +1,6 @@
-//! The transport of a session.
+//! A session's transport.
 //!
-//! It suppresses the messages of cancelled calls and answers their requests to the client.
+//! It suppresses messages from cancelled calls and answers those calls' requests to the client.
 
 use std::{
     borrow::Cow,
@@ -24,7 +24,7 @@ use super::{
     suppress::{SendDecision, Suppressed},
 };
 
-/// The transport of a session of a [`CancellableSessionManager`](super::CancellableSessionManager).
+/// The transport for a session of a [`CancellableSessionManager`](super::CancellableSessionManager).
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};
@@ -46,7 +46,9 @@ pub struct CancellableTransport<T> {
 }
 
 pin_project! {
-    /// Sends a message to the client. A named type, so that the inner future, which holds the large message, is built in place.
+    /// A future that sends a message to the client.
+    ///
+    /// It is a named type so that the inner future, which holds the large message, is built in place.
     #[project = SendingProj]
     enum Sending<F> {
         Forwarded { #[pin] sending: F },
@@ -60,7 +62,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// It is as cancel safe as the inner future, because the poll that removes an error also returns it.
+    /// It is as cancel-safe as the inner future, because the poll that removes an error also returns it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,
@@ -68,14 +70,14 @@ pin_project! {
     }
 }
 
-/// The error of a message that was not sent.
+/// The error for a message that was not sent.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::transport::TransportError;
 ///
 /// /// Returns `true` if the session has failed.
 /// fn is_fatal<E>(error: &TransportError<E>) -> bool {
-///     !error.is_cancelled() // a cancelled call makes no request to its client
+///     !error.is_cancelled() // a cancelled call cannot make requests to its client
 /// }
 /// # let _ = is_fatal::<std::io::Error>;
 /// ```
@@ -177,7 +179,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // Matched in place, because a message is large, and a poll without one need not move it.
+        // Matched in place, because a message is large and a pending poll has none to move.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {
@@ -187,7 +189,7 @@ where
             }
             Poll::Pending if this.suppressed.is_active() => {
                 this.suppressed.register_waker(cx.waker());
-                // An error may have been added before the waker was registered.
+                // An error might have been added before the waker was registered.
                 this.suppressed
                     .error_reply()
                     .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
@@ -204,7 +206,7 @@ impl<E> TransportError<E> {
         Self(SendError::Transport(error))
     }
 
-    /// Returns `true` if the message was a request of a cancelled call to the client.
+    /// Returns `true` if the message was a cancelled call's request to its client.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.0, SendError::Cancelled)
     }

@@ -1,4 +1,4 @@
-//! Events, and the trait of their observers.
+//! Events, and the trait for observing them.
 
 use std::{fmt, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// An event of a call, or a request body that could not be parsed.
 ///
-/// Every tracked call starts once and ends once. Concurrent events of one call may be reported in any order.
+/// Every tracked call starts once and ends once. Concurrent events for one call may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -23,7 +23,7 @@ use crate::{
 /// # async fn main() {
 /// let (sender, reported) = std::sync::mpsc::channel();
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
-///     let _sent = match event {
+///     let _ = match event {
 ///         Event::Started { call, .. } => sender.send(format!("{} starts", call.method())),
 ///         Event::Ended { outcome, .. } => sender.send(format!("{outcome:?}")),
 ///         _ => Ok(()),
@@ -42,53 +42,55 @@ use crate::{
 /// `Debug` omits the session id, because a client that knows it can act for the session.
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A call is in flight.
+    /// A call is now in flight.
     #[non_exhaustive]
     Started {
         /// The call.
         call: &'a CallInfo,
     },
-    /// A call was detached: its client disconnected, or its stream ended without the answer.
+    /// A call has been detached: its client disconnected, or its stream ended without the answer.
     #[non_exhaustive]
     Detached {
         /// The call.
         call: &'a CallInfo,
         /// Why its stream ended.
         cause: DetachCause,
-        /// How long the call waits for a resume. `None` if the call may run to completion.
+        /// How long the call waits for a resume, or `None` if it may run to completion.
         ///
-        /// Zero if the call is cancelled now, or as soon as a pending resume is refused.
+        /// Zero if the call is cancelled now, or as soon as a pending resume has been refused.
         grace: Option<Duration>,
     },
-    /// A client resumed its call, or a middleware sent the request again while it was detached.
+    /// A client has resumed its call, or a middleware has resent a detached call's request.
     #[non_exhaustive]
     Resumed {
         /// The call.
         call: &'a CallInfo,
-        /// The detachment. `None` if the client resumed before its disconnect was detected.
+        /// The detachment, or `None` if the client resumed before its disconnect was detected.
         detachment: Option<Detachment>,
     },
-    /// A call ended. If it was cancelled, its token has fired and the server is being notified.
+    /// A call has ended. If it was cancelled, its token has fired and the server is being notified.
     #[non_exhaustive]
     Ended {
         /// The call.
         call: &'a CallInfo,
         /// How it ended.
         outcome: Outcome,
-        /// The detachment. `None` if the call was attached when it ended.
+        /// The detachment, or `None` if the call was attached when it ended.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the cancel was not delivered to the server. There is no further attempt.
+    /// A call was cancelled, but the cancel could not be delivered to the server.
+    ///
+    /// The cancel will not be retried.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
         call: &'a CallInfo,
-        /// Why the cancel was not delivered.
+        /// Why the cancel could not be delivered.
         error: &'a CancelError,
     },
-    /// A call is over a limit, so it keeps running untracked, as without the layer.
+    /// A call exceeds a limit, so it keeps running untracked, as it would without the layer.
     ///
-    /// If it was tracked before, its end as [`Outcome::Unknown`] is reported next.
+    /// If it was already tracked, its end as [`Outcome::Unknown`] is reported next.
     #[non_exhaustive]
     Untracked {
         /// The call.
@@ -96,25 +98,25 @@ pub enum Event<'a> {
         /// The limit that the call exceeds.
         limit: Limit,
     },
-    /// The outcome of an ended call was evicted or could not be retained, because of a limit.
+    /// An ended call's outcome was evicted or could not be retained, because of a limit.
     ///
-    /// The call was detached when it ended, or was cancelled. A client that resumes it finds no outcome.
+    /// The call was cancelled, or it was detached when it ended. A client that resumes it will find no outcome.
     ///
-    /// It is reported to the observers of the call that needed the space, which is usually a different call.
+    /// The event is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.
         call: CallId,
-        /// The id of its session.
+        /// Its session's id.
         session: &'a str,
         /// How it ended.
         outcome: Outcome,
-        /// The counted size of the record in bytes, see [`Limits::retained`](crate::Limits::retained).
+        /// The record's size in bytes, as counted for [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
     },
-    /// The body of a POST could not be parsed as JSON-RPC with certainty.
+    /// A POST body could not be parsed as JSON-RPC with certainty.
     ///
-    /// The inner service received it unchanged, and no call is tracked for it.
+    /// The inner service receives it unchanged, and no call is tracked for it.
     #[non_exhaustive]
     UnparsedBody {
         /// Why the body could not be parsed.
@@ -168,20 +170,20 @@ impl fmt::Debug for Event<'_> {
     }
 }
 
-/// Receives every [`Event`] of a layer, and of clones made of the layer afterwards.
+/// Receives every [`Event`] of a layer, and of clones made from the layer afterwards.
 ///
-/// A layer may have several observers. Closures are observers;
-/// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) accepts those that do not name the type of their argument.
+/// A layer can have several observers. Closures are observers, and [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn)
+/// accepts those that do not name the type of their argument.
 ///
-/// An observer is called synchronously, even inside `Drop`, with no lock held, and before any later event of the call:
+/// An observer is called synchronously, even from within `Drop`, with no lock held, and before any later event of the call:
 ///
-/// - It must not block, because that would delay the runtime and the cancel. Send slow work through a channel.
+/// - It must not block, because that would delay the runtime and the cancel. Hand slow work off through a channel.
 /// - It must not call back into the layer or the call.
-/// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers. (The panic hook
-///   still prints it, and with `panic = "abort"` the process ends.)
+/// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
+///   still prints it, and with `panic = "abort"` it ends the process.
 ///
-/// The current span is the one in which the call's request was served, if there was one. For an
-/// [`AnswerEvicted`](Event::AnswerEvicted) it may be any span.
+/// The current span is the one in which the call's request was served, if there was one. An [`AnswerEvicted`](Event::AnswerEvicted) may
+/// be reported in any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
@@ -203,7 +205,7 @@ impl fmt::Debug for Event<'_> {
 /// # drop(layer);
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Called with every event.
+    /// Called for every event.
     fn on_event(&self, event: &Event<'_>);
 }
 

@@ -1,8 +1,8 @@
-//! Events as log lines. A cancel is logged at level info, because it is the purpose of the layer and not an error.
+//! Events as log lines. Cancels are logged at level info, because they are the layer's purpose and not errors.
 //!
-//! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, the field has that name. A client may
-//! send text that would break a log line, so such text passes through [`sanitize`]. No header value is logged except session
-//! ids, and those only as [`SessionIds`] allows.
+//! Fields are named as in OpenTelemetry's conventions (MCP, JSON-RPC, GenAI), where these define a name. A client can send text that
+//! would break a log line, so such text passes through [`sanitize`]. No header values are logged except session ids, and those only as
+//! [`SessionIds`] allows.
 //!
 //! A subscriber that panics, for example because it prints to a closed stderr, does not affect any call.
 
@@ -22,17 +22,17 @@ use crate::{
     limits::Limit,
 };
 
-/// Maximum number of characters of a client's text that are logged: 128.
+/// Maximum number of characters of client-supplied text to log.
 ///
-/// No reasonable id or tool name is longer, but a client may send a method name of 4 MiB.
+/// No reasonable id or tool name is longer, but a client can send a method name of 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// Maximum number of characters of a session id that are logged: 4,096.
+/// Maximum number of characters of a session id to log.
 ///
-/// Chosen because an id may be a signed token, which may differ from other tokens only at its end. Such tokens are rarely longer.
+/// An id may be a signed token that differs from other tokens only at its end. Such tokens are rarely longer.
 const MAX_SESSION_ID: usize = 4_096;
 
-/// How the layer's log shows session ids. A client that knows such an id can act for the session.
+/// How session ids appear in the layer's log. A client that knows such an id can act for the session.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
@@ -46,10 +46,10 @@ const MAX_SESSION_ID: usize = 4_096;
 pub enum SessionIds {
     /// Eight hexadecimal digits of a keyed hash. The key is random and generated once per process.
     ///
-    /// They only serve to correlate the log lines of a session.
+    /// They only serve to correlate a session's log lines.
     #[default]
     Hashed,
-    /// The plain ids, which can be correlated with the logs of clients and proxies.
+    /// The plain ids, which can be correlated with client and proxy logs.
     ///
     /// An id is truncated after 4,096 characters.
     Verbatim,
@@ -57,17 +57,17 @@ pub enum SessionIds {
     Omitted,
 }
 
-/// How a handler ended, if it did not return.
+/// How a handler ended without returning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
-    /// It ignored the cancel of its call and was dropped.
+    /// It ignored its call's cancel and was dropped.
     Stopped,
     Panicked,
 }
 
 /// Logs a line about a call.
 ///
-/// A macro, because `tracing` needs the level at compile time. Its arguments are evaluated only if the line is enabled.
+/// A macro, because `tracing` needs the level at compile time. Its arguments are only evaluated if the line is enabled.
 macro_rules! log_call {
     ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
@@ -197,7 +197,7 @@ fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
     tracing::field::debug(detachment.lasted())
 }
 
-/// Logs that a stream without a call was closed because its client stopped reading it.
+/// Logs that a stream without a call has been closed because its client stopped reading it.
 pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
@@ -207,7 +207,7 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     );
 }
 
-/// Logs the number of calls that were over a limit since the last such line.
+/// Logs how many calls have exceeded a limit since the last such line.
 pub(crate) fn log_limit(limit: Limit, calls: u64) {
     catch_panic(|| {
         warn!(
@@ -219,7 +219,7 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
     });
 }
 
-/// Logs the number of answers that were evicted since the last such line.
+/// Logs how many answers have been evicted since the last such line.
 pub(crate) fn log_evicted(answers: u64) {
     catch_panic(|| {
         warn!(
@@ -230,15 +230,15 @@ pub(crate) fn log_evicted(answers: u64) {
     });
 }
 
-/// Returns the text in a form that stays on one line of any log.
+/// Escapes a text so that it stays on one line of any log.
 ///
-/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. A text of more than
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. A text longer than
 /// [`MAX_TEXT`] characters is truncated and ends with `…`.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
 
-/// Sanitizes like [`sanitize`], but truncates after `max` characters.
+/// Like [`sanitize`], but truncates after `max` characters.
 fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     let is_printable = |character: char| character == ' ' || character.is_ascii_graphic();
     if text.len() <= max && text.chars().all(is_printable) {
@@ -249,7 +249,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     for character in characters.by_ref().take(max) {
         match character {
             ' '..='~' => displayed.push(character),
-            // Escapes invisible characters and combining marks, and leaves almost all letters unchanged.
+            // Escapes invisible characters and combining marks, but hardly any letters.
             other => displayed.extend(other.escape_debug()),
         }
     }
@@ -262,7 +262,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
 // === impl HandlerEnd ===
 
 impl HandlerEnd {
-    /// Logs the end. `call` is `None` if the layer does not know the handler's call.
+    /// Logs how the handler ended. `call` is `None` if the layer does not know the handler's call.
     pub(crate) fn log(
         self,
         call: Option<(&CallInfo, SessionIds)>,
@@ -296,8 +296,8 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
     ///
-    /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. The hash of an id is the
-    /// same within a process. It differs between processes, but a forked process may inherit its parent's key.
+    /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. An id always has the same hash
+    /// within a process. Different processes have different hashes, except that a forked process may inherit its parent's key.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;

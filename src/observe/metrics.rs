@@ -1,4 +1,4 @@
-//! Metrics of calls, through the `metrics` facade.
+//! Call metrics, through the `metrics` facade.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// Label value for unknown names, because a client may invent any name.
+/// Label value for unknown names, because a client can make up any name.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
@@ -34,23 +34,23 @@ const OTHER: &str = "other";
 /// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
 /// | `mcp_calls_started_total` | counter | `method` | started calls |
-/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls: the started ones minus those in flight |
-/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
-/// | `mcp_call_resumes_total` | counter | `method` | times a client resumed its call |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls, which are the started ones minus those in flight |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls that are cancelled at once |
+/// | `mcp_call_resumes_total` | counter | `method` | times a client has resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
-/// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted, or not retained, although their clients may resume |
+/// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted or not retained, even though their clients may resume |
 /// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
-/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of detached calls that were cancelled or abandoned: from the detection of the disconnect until the token fired |
+/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | time from detecting the disconnect to firing the token, for detached calls that were cancelled or abandoned |
 ///
-/// Most label values are names of variants in snake case, such as `reason="client_disconnected"`. All labels have few values. A
-/// `method` that MCP does not define is `other`, and there is no label for tools unless [`tools`](Self::tools) or
-/// [`tool_names`](Self::tool_names) names them. Durations use tokio's clock.
+/// Most label values are variant names in snake case, such as `reason="client_disconnected"`. All labels have few values: a `method`
+/// that MCP does not define is `other`, and tools have no label unless [`tools`](Self::tools) or [`tool_names`](Self::tool_names) names
+/// them. Durations use tokio's clock.
 ///
-/// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that needs buckets for
-/// histograms takes [`BUCKETS`](Self::BUCKETS):
+/// Install the recorder before calling [`new`](Self::new), which describes the metrics to it. If the recorder needs buckets for
+/// histograms, pass it [`BUCKETS`](Self::BUCKETS):
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -72,7 +72,7 @@ pub struct Metrics {
     tools: Option<Tools>,
 }
 
-/// The tools that may be labels.
+/// The tools that may become labels.
 #[derive(Debug, Clone)]
 enum Tools {
     Fixed(Vec<SharedString>),
@@ -82,9 +82,10 @@ enum Tools {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Upper bounds of histogram buckets, in seconds.
+    /// Upper bounds of the histogram buckets, in seconds.
     ///
-    /// They are those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to 5 min, and 1 ms for tokens that fire at once.
+    /// These are the bounds that OpenTelemetry defines for `mcp.server.operation.duration`, 10 ms to 5 min, plus 1 ms for tokens that
+    /// fire at once.
     pub const BUCKETS: [f64; 15] = [
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
@@ -97,8 +98,8 @@ impl Metrics {
 
     /// Adds the label `tool` to all metrics with the label `method`.
     ///
-    /// Its value is the name of one of these tools, or `other`. Calls without a tool do not get the label. A client may name any tool,
-    /// so other names do not become labels. Replaces the names that are already set.
+    /// Its value is one of these tool names, or `other`. Other names do not become labels, because a client can name any tool. Calls
+    /// without a tool do not get the label. Replaces any names that are already set.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -116,7 +117,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the label `tool` with names that can be added later. Replaces the names that are already set.
+    /// Adds the label `tool`, for names that can be added later. Replaces any names that are already set.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};
@@ -134,19 +135,19 @@ impl Metrics {
     fn labels<const N: usize>(
         &self,
         call: &CallInfo,
-        more: [(&'static str, &'static str); N],
+        extra: [(&'static str, &'static str); N],
     ) -> Vec<Label> {
         let method = Label::from_static_parts("method", method_label(call.method()));
-        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
+        let extra = extra.map(|(key, value)| Label::from_static_parts(key, value));
         let tool = self.tool(call).map(|tool| Label::new("tool", tool));
-        [method].into_iter().chain(more).chain(tool).collect()
+        [method].into_iter().chain(extra).chain(tool).collect()
     }
 
     fn tool(&self, call: &CallInfo) -> Option<SharedString> {
         let name = call.tool()?;
         let known = match self.tools.as_ref()? {
             Tools::Fixed(known) => known.iter().find(|known| ***known == *name).cloned(),
-            Tools::Added(known) => known.label_of(call, name),
+            Tools::Added(known) => known.label_for(call, name),
         };
         Some(known.unwrap_or(SharedString::const_str(OTHER)))
     }
@@ -199,7 +200,7 @@ impl Observer for Metrics {
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);
-                // Registered at the start, so that its first increment is visible as an increase.
+                // Registered at the start, so that its first increment is seen as an increase.
                 counter!(CANCELS_FAILED, labels).increment(0);
             }
             Event::Detached { call, cause, .. } => {
@@ -233,17 +234,17 @@ impl Observer for Metrics {
 }
 
 fn describe() {
-    for (name, what) in [
+    for (name, description) in [
         (IN_FLIGHT, "Calls in flight"),
         (DETACHED, "Detached calls in flight"),
     ] {
-        describe_gauge!(name, Unit::Count, what);
+        describe_gauge!(name, Unit::Count, description);
     }
-    for (name, what) in [
-        (STARTED, "Calls that started"),
-        (ENDED, "Calls that ended, by outcome"),
-        (DETACHES, "Detachments of calls"),
-        (RESUMES, "Times a client resumed its call"),
+    for (name, description) in [
+        (STARTED, "Calls that have started"),
+        (ENDED, "Calls that have ended, by outcome"),
+        (DETACHES, "Call detachments"),
+        (RESUMES, "Times a client has resumed its call"),
         (
             CANCELS_FAILED,
             "Cancels that were not delivered to the server",
@@ -254,28 +255,28 @@ fn describe() {
         ),
         (
             ANSWERS_EVICTED,
-            "Answers that were evicted, or not retained, although their clients may resume",
+            "Answers that were evicted or not retained, even though their clients may resume",
         ),
         (
             BODIES_UNPARSED,
             "Request bodies that could not be read as JSON-RPC",
         ),
     ] {
-        describe_counter!(name, Unit::Count, what);
+        describe_counter!(name, Unit::Count, description);
     }
-    for (name, what) in [
-        (DURATION, "From the start of a call to its end"),
+    for (name, description) in [
+        (DURATION, "From the start of a call until it ends"),
         (DETACHED_FOR, "Duration of a detachment"),
         (
             TO_TOKEN,
-            "From a disconnect to the token of the cancelled call",
+            "From a disconnect until the cancelled call's token fires",
         ),
     ] {
-        describe_histogram!(name, Unit::Seconds, what);
+        describe_histogram!(name, Unit::Seconds, description);
     }
 }
 
-/// Returns the name if a revision or an extension of MCP defines it, and [`OTHER`] if not.
+/// Returns the name if a revision or an extension of MCP defines it, or [`OTHER`] otherwise.
 fn method_label(name: &str) -> &'static str {
     const KNOWN: [&str; 22] = [
         "tools/call",
@@ -307,7 +308,7 @@ fn method_label(name: &str) -> &'static str {
         .unwrap_or(OTHER)
 }
 
-/// Returns the name of a variant in snake case.
+/// Converts a variant's name to snake case.
 fn snake_case(variant: &impl fmt::Debug) -> SharedString {
     let mut name = String::new();
     for letter in format!("{variant:?}").chars() {

@@ -1,7 +1,7 @@
-//! The types of events and snapshots, metrics, and the log.
+//! Events, snapshots, metrics and the log.
 //!
-//! An [`Observer`] receives every [`Event`] of a layer. This module contains the types with which an event describes a call that was
-//! detached, exceeded a limit, or could not be cancelled. It also contains the snapshots of in-flight calls that
+//! An [`Observer`] receives every [`Event`] of a layer. This module contains the types with which an event describes a call that has
+//! been detached, has exceeded a limit, or could not be cancelled. It also contains the snapshots of in-flight calls that
 //! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};
@@ -39,7 +39,7 @@ pub use crate::{
     limits::Limit,
 };
 
-/// The log, and the observers that were added.
+/// The log, plus the observers that have been added.
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     pub(crate) session_ids: SessionIds,
@@ -54,16 +54,16 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Even without a subscriber, because `tracing` may pass its lines on to a logger of the `log` crate.
-        // A subscriber that panics affects neither the call nor an observer.
+        // Logged even without a subscriber, because `tracing` may forward its lines to a logger of the `log` crate. A panicking
+        // subscriber affects neither the call nor an observer.
         catch_panic(|| log::log(event, self.session_ids));
         for observer in &self.added {
-            // A panic affects neither the call nor another observer.
+            // A panic affects neither the call nor the other observers.
             catch_panic(|| observer.on_event(event));
         }
     }
 
-    /// Logs that a stream without a call was closed because its client stopped reading it.
+    /// Logs that a stream without a call has been closed because its client stopped reading it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         catch_panic(|| log::log_stalled(session, self.session_ids));
     }

@@ -1,9 +1,8 @@
-//! Events of sessions.
+//! Session events.
 
 use std::fmt;
 
-/// An event of a session, for the listeners of
-/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session).
+/// A session event, for [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session) listeners.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -15,7 +14,7 @@ use std::fmt;
 /// let (sender, opened) = mpsc::channel();
 /// let sessions = CancellableSessionManager::default().on_session(move |event| {
 ///     if let SessionEvent::Opened { restored, .. } = event {
-///         let _sent = sender.send(*restored);
+///         let _ = sender.send(*restored);
 ///     }
 /// });
 /// let (_id, _transport) = sessions.create_session().await.unwrap();
@@ -27,21 +26,21 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {
-    /// A session was opened. None of its messages has been answered yet.
+    /// A session has been opened. None of its messages has been answered yet.
     #[non_exhaustive]
     Opened {
-        /// The id of the session.
+        /// The session's id.
         session: &'a str,
-        /// `true` if the session was restored, under an id that some server had issued before.
+        /// Whether the session was restored, under an id that some server had issued before.
         restored: bool,
     },
-    /// A session was closed, see [`SessionEnd`].
+    /// A session has been closed, see [`SessionEnd`].
     #[non_exhaustive]
     Closed {
-        /// The id of the session.
+        /// The session's id.
         session: &'a str,
         /// Why it was closed.
-        why: SessionEnd,
+        reason: SessionEnd,
     },
 }
 
@@ -59,8 +58,8 @@ pub enum SessionEvent<'a> {
 ///
 /// let (sender, ends) = mpsc::channel();
 /// let sessions = CancellableSessionManager::default().on_session(move |event| {
-///     if let SessionEvent::Closed { why, .. } = event {
-///         let _sent = sender.send(*why);
+///     if let SessionEvent::Closed { reason, .. } = event {
+///         let _ = sender.send(*reason);
 ///     }
 /// });
 /// let (id, _transport) = sessions.create_session().await.unwrap();
@@ -71,7 +70,7 @@ pub enum SessionEvent<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SessionEnd {
-    /// Its client or the server has ended it.
+    /// Its client or the server ended it.
     Ended,
     /// It was idle for the [`idle_timeout`](crate::CancellableSessionManager::idle_timeout).
     Idle,

@@ -1,8 +1,7 @@
 //! Log lines about a setup that is incomplete or may behave unexpectedly.
 //!
-//! Each line names the option or the component that changes the behaviour.
-//!
-//! Each hint is emitted at most once per layer, or per session manager for calls without a layer.
+//! Each line names the option or component that changes the behaviour. A hint is emitted at most once per layer, or once per session
+//! manager for calls without a layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,33 +9,31 @@ use tracing::{info, warn};
 
 use crate::catch_panic::catch_panic;
 
-/// A hint about the setup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
-    /// A policy sets `supersede`, but without a session manager repeated calls are not detected.
+    /// A policy sets `supersede`, but repeated calls are not detected without a session manager.
     SupersedeHasNoEffect,
-    /// The events of calls are stored, so detached calls keep running.
+    /// The calls' events are stored, so detached calls keep running.
     StoredCallsKeepRunning,
-    /// A call is waiting for a client that disconnected.
+    /// A call is waiting for a client that has disconnected.
     CallsWait,
     /// The layer is inside another one.
     Nested,
-    /// The session manager received a call that did not pass through a layer.
+    /// The session manager has received a call that did not pass through a layer.
     NoLayer,
-    /// The session manager belongs to another layer, so it does not bind the calls of this one.
+    /// The session manager belongs to another layer, so it does not bind this layer's calls.
     TwoLayers,
-    /// The sessions look like those of rmcp, and no session manager binds their calls.
+    /// The sessions look like rmcp's, but no session manager binds their calls.
     NoSessionManager,
 }
 
-/// The hints that have been emitted.
 #[derive(Debug, Default)]
 pub(crate) struct SetupHints(AtomicU8);
 
 // === impl SetupHints ===
 
 impl SetupHints {
-    /// Emits a hint, unless it was emitted before.
+    /// Emits a hint, unless it has already been emitted.
     pub(crate) fn emit(&self, hint: Hint) {
         if !self.was_emitted(hint)
             && self.0.fetch_or(hint.bit(), Ordering::Relaxed) & hint.bit() == 0
@@ -45,7 +42,7 @@ impl SetupHints {
         }
     }
 
-    /// Returns `true` if a hint was emitted.
+    /// Returns `true` if a hint has been emitted.
     pub(crate) fn was_emitted(&self, hint: Hint) -> bool {
         self.0.load(Ordering::Relaxed) & hint.bit() != 0
     }
@@ -77,30 +74,30 @@ impl Hint {
             ),
             Self::CallsWait => log_hint!(
                 info,
-                "a client disconnected, and its call waits for a resume: after the grace (20 s or more by \
-                 default) the call is cancelled; CancelOnDisconnectLayer::grace sets another grace, and \
-                 Grace::Immediate sets none"
+                "a client disconnected, and its call waits for a resume: once the grace has passed (20 s or more by \
+                 default), the call is cancelled; use CancelOnDisconnectLayer::grace to set another grace, or \
+                 Grace::Immediate for none"
             ),
             Self::Nested => log_hint!(
                 warn,
-                "a request passed two CancelOnDisconnectLayers: the options of the inner one have no effect; \
+                "a request passed two CancelOnDisconnectLayers: the inner one's options have no effect; \
                  set them on the outer one, and remove the inner one"
             ),
             Self::NoLayer => log_hint!(
                 warn,
-                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: a disconnect of its client \
-                 is not detected; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
-                 extensions"
+                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: its client's disconnect \
+                 will not be detected; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep \
+                 their extensions"
             ),
             Self::TwoLayers => log_hint!(
                 warn,
-                "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
+                "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: the second layer's calls are \
                  tracked as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
             ),
             Self::NoSessionManager => log_hint!(
                 warn,
                 "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers \
-                 that are sent while a client is disconnected are lost. If rmcp runs in this process, give StreamableHttpService an \
+                 sent while a client is disconnected are lost. If rmcp runs in this process, give StreamableHttpService an \
                  Arc::new(CancellableSessionManager::default()); if the layer is in front of \
                  another process, nothing is wrong"
             ),

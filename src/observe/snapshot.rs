@@ -1,10 +1,10 @@
-//! Snapshots of calls in flight.
+//! Snapshots of in-flight calls.
 
 use std::time::Duration;
 
 use crate::call::{CallId, CallInfo};
 
-/// A call in flight, at the time of [`Calls::snapshot`](crate::Calls::snapshot).
+/// An in-flight call, as of [`Calls::snapshot`](crate::Calls::snapshot).
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -27,7 +27,7 @@ use crate::call::{CallId, CallInfo};
 /// let [call] = &calls.snapshot()[..] else { panic!("one call") };
 /// assert_eq!(call.state(), CallState::Attached);
 /// assert_eq!((call.id(), call.time_left()), (call.info().id(), None));
-/// assert!(call.age() <= call.info().age(), "the age is that of the snapshot");
+/// assert!(call.age() <= call.info().age(), "the snapshot's age does not advance");
 /// # }
 /// ```
 #[derive(Debug, Clone)]
@@ -50,14 +50,14 @@ pub struct CallSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// A stream of the call is open, or its client waits for the response head.
+    /// A stream of the call is open, or its client is waiting for the response head.
     Attached,
-    /// No stream of the call is open, and no client waits for its response head.
+    /// No stream of the call is open, and no client is waiting for its response head.
     #[non_exhaustive]
     Detached {
         /// How long the call has been detached.
         since: Duration,
-        /// How long the call still waits for a resume. `None` if it runs to completion.
+        /// How much longer the call waits for a resume, or `None` if it runs to completion.
         grace_left: Option<Duration>,
     },
 }
@@ -70,7 +70,7 @@ impl CallSnapshot {
         self.info.id()
     }
 
-    /// Returns the description of the call.
+    /// Returns the call's description.
     pub fn info(&self) -> &CallInfo {
         &self.info
     }
@@ -85,7 +85,7 @@ impl CallSnapshot {
         self.state
     }
 
-    /// Returns how long the call may still last. Returns `None` if no [`call_timeout`](crate::Policy::call_timeout) applies to it.
+    /// Returns how much longer the call may last, or `None` without a [`call_timeout`](crate::Policy::call_timeout).
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
     }

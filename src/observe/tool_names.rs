@@ -1,4 +1,4 @@
-//! The names of tools that may become labels of metrics.
+//! The tool names that may become metric labels.
 
 use std::{
     collections::HashMap,
@@ -13,10 +13,10 @@ use metrics::SharedString;
 
 use crate::call::CallInfo;
 
-/// Names of tools that [`Metrics`](super::Metrics) may show (feature `metrics`).
+/// Tool names that [`Metrics`](super::Metrics) may use as labels (feature `metrics`).
 ///
-/// Names can be added at any time, for example by a gateway that reads them from the server's `tools/list`. Clones share the names. A
-/// call has the same label from its start to its end. So a name that is added while the call is running counts only for later calls.
+/// Names can be added at any time, for example by a gateway that reads them from the server's `tools/list`, and clones share them. A
+/// call has the same label from start to end, so a name that is added while it is running only counts for later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{
@@ -37,19 +37,19 @@ pub struct ToolNames(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Each name with the number of the first call that may have it as a label.
+    /// Each name, with the number of the first call that may have it as a label.
     ///
-    /// [`ToolNames::on_started`] holds the lock while it raises `last_started`. So a call with such a number has not started when its
-    /// name is added.
+    /// [`ToolNames::on_started`] raises `last_started` under this lock, so when a name is added, the call with that number has not
+    /// started yet.
     names: RwLock<HashMap<SharedString, u64>>,
-    /// The highest number of a call that has started.
+    /// The highest number of any call that has started.
     last_started: AtomicU64,
 }
 
 // === impl ToolNames ===
 
 impl ToolNames {
-    /// Maximum number of names that [`add`](Self::add) accepts. Chosen because each name adds about 50 series.
+    /// Maximum number of names that [`add`](Self::add) accepts. Each name adds about 50 series.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -58,7 +58,7 @@ impl ToolNames {
     /// ```
     pub const MAX: usize = 256;
 
-    /// Maximum length of a name that [`add`](Self::add) accepts, in bytes. It is that of the MCP specification.
+    /// Maximum length in bytes of a name that [`add`](Self::add) accepts, as in the MCP specification.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -79,8 +79,8 @@ impl ToolNames {
 
     /// Adds a name for the calls that start from now on. Returns `true` if it was added.
     ///
-    /// Returns `false` if the name is known. A name beyond [`MAX`](Self::MAX) or [`MAX_LENGTH`](Self::MAX_LENGTH) is not added
-    /// either, and its calls are `other`.
+    /// Returns `false` if the name is already known. A name beyond [`MAX`](Self::MAX) or [`MAX_LENGTH`](Self::MAX_LENGTH) is not added
+    /// either, and its calls are labelled `other`.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -103,15 +103,15 @@ impl ToolNames {
         true
     }
 
-    /// Records that a call has started. The name of its tool becomes a label of the call if it is already known.
+    /// Records that a call has started. If its tool's name is already known, it becomes a label of the call.
     pub(super) fn on_started(&self, call: &CallInfo) {
         let _names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let number = u64::from(call.id());
         self.0.last_started.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Returns the name of the call's tool, or `None` if it was not known when the call started.
-    pub(super) fn label_of(&self, call: &CallInfo, tool: &str) -> Option<SharedString> {
+    /// Returns the call's tool name, or `None` if it was not yet known when the call started.
+    pub(super) fn label_for(&self, call: &CallInfo, tool: &str) -> Option<SharedString> {
         let names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let (name, first) = names.get_key_value(tool)?;
         (u64::from(call.id()) >= *first).then(|| name.clone())

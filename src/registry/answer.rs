@@ -1,4 +1,4 @@
-//! Retained answers. The registry passes them on and does not read them.
+//! Retained answers, which the registry passes on unread.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -10,13 +10,12 @@ use crate::call::RequestId;
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
-    /// Hash of the event id under which it was sent.
+    /// Hash of the event id that it was sent with.
     pub(crate) event_id_hash: Option<u64>,
-    /// The `retry` of the server: how long its client waits before it resumes.
+    /// The server's `retry`, which is how long the client waits before it resumes.
     pub(crate) retry: Option<Duration>,
 }
 
-/// The content of an answer.
 #[derive(Debug, Clone)]
 pub(crate) enum AnswerContent {
     /// A tool's text, which is UTF-8.

@@ -1,52 +1,51 @@
-//! The calls of one session id, in flight and retained, without clock, lock or task.
+//! One session id's calls, in flight and retained, without a clock, a lock or a task.
 //!
-//! `now` is always passed in. No function calls back: each returns what its caller must do. `T` is the caller's handle to a call,
+//! `now` is always passed in. Nothing calls back: each function returns what its caller has to do. `T` is the caller's handle to a call,
 //! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts across all sessions.
 //!
-//! A session id refers to one session in each scope that issued it. There is nearly always one such scope. Calls without a
-//! session also have a session state, in which they have no keys.
+//! A session id refers to one session in each scope that has issued it, and there is nearly always only one such scope. Calls without a
+//! session have session states too, but no keys in them.
 //!
 //! # Invariants
 //!
-//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted its request ([`SessionState::accept`]).
-//!    Before that, the call cannot affect another call.
-//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns
-//!    its id, or no other call of its session has that id. In addition, no untracked request may have the id
+//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
+//!    Until then, the call cannot affect any other.
+//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns its
+//!    id, or if no other call in its session has that id, and in either case only while no untracked request has it
 //!    ([`SessionState::contest`]).
-//! 3. **Only detached calls are orphaned.** An attached call is cancelled only at the deadline of its policy, or explicitly.
-//! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
-//!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered. The
-//!    expiry is deferred at most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
+//! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
+//! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
+//!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
+//! 5. **Pending resumes are counted.** Each resume of one of the call's streams defers the expiry of the grace until it is answered, but no
+//!    longer than [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
 //!    ones.
-//! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
-//!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled in the
-//!    meantime, and no stall has extended the grace before, the confirmation is requested again. Resumes that brought no event
-//!    renew the grace at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session
-//!    manager tracks the call. A resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
-//! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
-//!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
-//!    another handles it, the grace is extended once. The extension is at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
-//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY). The
-//!    checks end when one is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, or after
+//! 6. **Detach.** Every detach starts a full grace. A cancel takes effect only while the same timer is still expired
+//!    ([`SessionState::finish_due`]), and so does the answer to a request for confirmation ([`SessionState::confirm`],
+//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime has stalled in the meantime, and no
+//!    stall has extended the grace before, the confirmation is requested again. Resumes that bring no event renew the grace at most
+//!    [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only recognised where no session manager tracks the call. A resume
+//!    that is turned away counts as one of them ([`SessionState::renew_grace`]).
+//! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime has been stalled and resumes may be
+//!    waiting in the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is
+//!    stalled and another one is handling it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
+//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a
+//!    check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late or there have been
 //!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A resume may be the first to find the grace expired late. A deadline that
-//!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
-//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id identifies the stream that it was seen on. rmcp's own event ids also identify it by their number
-//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there were more,
-//!    any unknown id of the session may be one of them.
-//! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
-//!    again.
+//!    passes while a resume is pending is not late, and neither is one that is only delayed by a backlog in the timer task, because that
+//!    task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//! 8. **Event ids.** An event id identifies the stream that it was seen on, and rmcp's own event ids also identify it by their number
+//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there have been more,
+//!    any unknown id in the session may be one of them.
+//! 9. **A reused id** untracks the older call without cancelling it. That call is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are handled by the exchange.
-//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]).
-//!     The deadline of a detached call is at least the end of its grace, and at least its own end plus its resume window.
-//! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
-//! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`], without a cancel. If the call has a deadline, it is kept until the deadline, and then cancelled. A
-//!     detached call over the limits is removed at once.
-//! 14. **In doubt, nothing is cancelled.** A call that is [maybe resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether marked before or after it lost its stream. No other call supersedes it.
+//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]). A
+//!     detached call's deadline is no earlier than the end of its grace, and no earlier than its own end plus its resume window.
+//! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
+//! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
+//!     [`UNOBSERVED_TTL`] without a cancel, unless it has a deadline, in which case it is kept until then and cancelled. A detached call
+//!     over a limit is removed at once.
+//! 14. **In doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until its
+//!     client resumes, whether it was marked before or after it lost its stream, and no other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -90,27 +89,27 @@ pub(crate) use self::{
     shrink_if_sparse::ShrinkIfSparse,
 };
 
-/// How long a detached call is tracked if it has no deadline and its end is not observed: 1 h.
+/// How long a detached call is tracked if it has no deadline and its end is not observed.
 ///
-/// Chosen to be longer than proxies keep a silent stream open.
+/// This is longer than proxies keep a silent stream open.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// The outcome of a detach.
+/// What has become of a call that has lost a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachOutcome {
-    /// The call has ended, or another stream of it is open, or this one was removed already.
+    /// The call has already ended, still has another open stream, or had already lost this one.
     Ignored,
-    /// The call's deadline is now.
+    /// The call's deadline has already been reached.
     CancelNow,
     /// The call keeps running and waits for a resume, its deadline or its end.
     Waiting,
-    /// The call is no longer tracked, because it would exceed a limit.
+    /// The call is no longer tracked, because it would have exceeded a limit.
     OverLimit(Limit, Finished),
     /// The call is no longer tracked, because its end cannot be observed.
     Untracked(Finished),
 }
 
-/// A call that was removed from the registry although it has not ended.
+/// A call that has been removed from the registry although it has not ended.
 pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
 /// State shared by all sessions of a registry.
@@ -127,14 +126,14 @@ pub(crate) struct SessionState<T, A> {
     session_id: Option<(Arc<str>, KeyHash)>,
     scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
-    /// The accepted requests of calls in flight.
+    /// The accepted requests of in-flight calls.
     by_request: SmallMap<KeyHash, CallId>,
     retained: RetainedCalls<A>,
-    /// Whether calls have ended since the last [`take_completion_flag`](Self::take_completion_flag).
+    /// Whether any calls have ended since the last [`take_completion_flag`](Self::take_completion_flag).
     has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
-    /// The longest `retry` of the calls' streams that have ended.
+    /// The longest `retry` among the calls' streams that have ended.
     longest_retry: Option<Duration>,
 }
 
@@ -169,7 +168,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.is_empty() && self.retained.is_empty()
     }
 
-    /// Clears the flag that calls have ended. Returns `true` if it was set and completions are tracked.
+    /// Clears the flag that is set when a call ends. Returns `true` if it was set and completions are being tracked.
     pub(crate) fn take_completion_flag(&mut self) -> bool {
         mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }
@@ -189,11 +188,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         calls.take_while(move |(id, _)| *id < before)
     }
 
-    // --- The start of a call ---
+    // --- Starting a call ---
 
-    /// Starts a call that is cancelled at `deadline` at the latest.
+    /// Starts a call, which is cancelled no later than `deadline`.
     ///
-    /// `key` is its lookup key. It is `None` for a stateless call, and while the session's scope is unknown.
+    /// `key` is its lookup key, which is `None` for a stateless call or while the session's scope is not yet known.
     pub(crate) fn start(
         &mut self,
         id: CallId,
@@ -213,7 +212,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Makes an accepted call the owner of its id. A previous owner is untracked and returned (invariant 9).
+    /// Makes an accepted call the owner of its id. Any previous owner is untracked and returned (invariant 9).
     pub(crate) fn accept(&mut self, id: CallId) -> Option<UntrackedCall<T>> {
         let key = self.calls.get_mut(id)?.key.as_mut()?;
         key.is_accepted = true;
@@ -224,15 +223,15 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .filter(|older| *older != id)?;
         let key = self.calls.get(id)?.key.as_ref()?;
         let previous = self.calls.get(older);
-        // If only the hashes are equal, the older call has another key and stays tracked.
+        // If only the hashes are equal, the older call has a different key and stays tracked.
         let previous = previous.filter(|previous| previous.has_key(key.session, &key.request))?;
         let call = previous.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Makes an accepted call the owner of its id, unless another in-flight call owns it.
+    /// Makes an accepted call the owner of its id, unless another in-flight call already owns it.
     ///
-    /// Returns `true` if the call owns the id now, has no key, or has ended. Must be called once for each call.
+    /// Returns `true` if the call now owns the id, has no key, or has ended. Must be called only once for each call.
     pub(crate) fn try_accept(&mut self, id: CallId) -> bool {
         let Some(key) = self.calls.get(id).and_then(|entry| entry.key.as_ref()) else {
             return true;
@@ -244,11 +243,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .and_then(|accepted_call| self.calls.get(*accepted_call));
         let is_owned = accepted_call
             .is_some_and(|accepted_call| accepted_call.has_key(key.session, &key.request));
-        // This `accept` untracks no other call, because none owned the id.
+        // This `accept` cannot untrack another call, because none owned the id.
         !is_owned && self.accept(id).is_none()
     }
 
-    /// Accepts a call under a key other than the one it was started with. Its event ids are recorded anew.
+    /// Accepts a call under a different key from the one it was started with. Its event ids have to be recorded anew.
     ///
     /// As with [`accept`](Self::accept), an older call with that key is untracked and returned.
     pub(crate) fn rekey(
@@ -270,7 +269,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- Disconnects and resumes ---
 
-    /// Records that a stream of a call has just ended. `is_empty_resume`: the stream was a resume that brought no event.
+    /// Records that one of a call's streams has just ended.
+    ///
+    /// `is_empty_resume` is `true` if the stream was a resume that brought no event.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
@@ -293,7 +294,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             self.shared.totals.add_detached();
         } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
-                // `finish` must not subtract it from the detached calls, because it was not added.
+                // It was never added to the detached calls, so `finish` must not subtract it.
                 timers.detached = None;
             }
             let finished = self.finish(id, None);
@@ -310,14 +311,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a stream of a call that may have been answered. If that was the last stream, the call ends.
+    /// Removes a stream from a call that may have been answered. If it was the last one, the call ends.
     pub(crate) fn remove_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
         let entry = self.calls.get_mut(id)?;
         let is_last = entry.remove_stream(stream) && !entry.has_stream();
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Counts a call as detached in the totals. Returns the limit instead if it would be exceeded, first that of the session.
+    /// Counts a call as detached in the totals. If that would exceed a limit, returns the limit instead, checking the session's own first.
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
@@ -329,18 +330,18 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// Returns the number of other detached calls of its session. Used where several sessions have the session id.
+    /// Returns how many other calls in the session are detached. Only needed where several sessions share the session id.
     fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
-        let of_session = others.filter(|(_, entry)| entry.session() == session);
-        of_session
+        let in_session = others.filter(|(_, entry)| entry.session() == session);
+        in_session
             .filter(|(_, entry)| entry.detached().is_some())
             .count()
     }
 
-    /// Removes a stream, as [`detach`](Self::detach) does. If that was the last stream, the end of the call can no longer be observed,
-    /// and the call is untracked.
+    /// Removes a stream like [`detach`](Self::detach). If it was the last one, the call's end can no longer be observed, so the call is
+    /// untracked.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;
@@ -352,7 +353,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         finished.map_or(DetachOutcome::Ignored, DetachOutcome::Untracked)
     }
 
-    /// Attaches a call whose resume was accepted. Returns the generation of its new stream, or `None` if the call has ended.
+    /// Attaches a call whose resume has been accepted.
+    ///
+    /// Returns the generation of its new stream, or `None` if the call has ended.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
@@ -365,7 +368,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(stream)
     }
 
-    /// Adds a task that reads a stream of a call in the background, and observes the call's end.
+    /// Adds a task that reads one of a call's streams in the background and will observe its end.
     pub(crate) fn add_background_reader(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.timers_mut().add_background_reader();
@@ -375,7 +378,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Removes a background reader that has ended.
     ///
-    /// Once none is left, the end of a detached call is not observed. Such a call is removed at `unobserved_until`, which is `None` if
+    /// Once none is left, a detached call's end can no longer be observed, so the call is removed at `unobserved_until`. This is `None` if
     /// the end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,
@@ -390,7 +393,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- Helpers ---
 
-    /// Removes a call from everything but the index of requests.
+    /// Removes a call from everything except the request index.
     fn remove_entry(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(id)?;
         self.shared.totals.remove_call(is_cancelled);

@@ -1,4 +1,4 @@
-//! What a drain waits for, and what it ends.
+//! What a drain waits for and what it ends.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -7,31 +7,31 @@ use super::{Call, Registry, StreamHandle, Tracked};
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Starts tracking completions. Returns the number of calls that have ended without a cancel since the first drain started.
+    /// Starts tracking completions. Returns how many calls have ended without a cancel since the first drain started.
     pub(crate) fn begin_drain(&self) -> usize {
         self.sessions.shared.totals.track_completions();
         self.completions_since(0)
     }
 
-    /// Returns the number of calls that have ended without a cancel since `before` was counted.
+    /// Returns how many calls have ended without a cancel since `before` was counted.
     pub(crate) fn completions_since(&self, before: usize) -> usize {
         let completions = self.sessions.shared.totals.completions();
         completions.saturating_sub(before)
     }
 
-    /// Counts an answer that is on its way to its client.
+    /// Counts an answer that is now on its way to its client.
     pub(crate) fn begin_delivery(&self) {
         self.deliveries.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Removes an answer that [`begin_delivery`](Self::begin_delivery) counted. The last one wakes the drains.
+    /// Stops counting an answer, and wakes the drains if it was the last one on its way.
     pub(crate) fn end_delivery(&self) {
         if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.sessions.ended.notify_waiters();
         }
     }
 
-    /// Returns `true` if answers to calls that have ended are on their way to the clients.
+    /// Returns `true` if answers to calls that have ended are still on their way to clients.
     pub(crate) fn is_delivering(&self) -> bool {
         self.deliveries.load(Ordering::Acquire) > 0
     }
@@ -40,8 +40,8 @@ impl<T: Tracked> Registry<T> {
     ///
     /// A call or stream that starts later is ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
-        // Set before the scan. A new call or stream is added under a lock that the scan takes, and then checks this flag. So either
-        // the scan finds it, or it finds the flag.
+        // Set before the scan. A new call or stream is added under a lock that the scan also takes, and checks this flag afterwards, so
+        // either the scan finds it, or it finds the flag set.
         self.closed.store(true, Ordering::Release);
         let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())

@@ -1,4 +1,4 @@
-//! Warnings about limits that were reached, at most one per minute and limit.
+//! Warnings about limits that have been reached, at most one a minute for each limit.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -6,10 +6,12 @@ use tokio::time::Instant;
 
 use crate::{limits::Limit, lock::lock};
 
-/// Minimum time between two log lines about the same limit: 1 min. Chosen so that many calls do not cause many lines.
+/// Minimum time between two log lines about the same limit.
+///
+/// This keeps a flood of calls from becoming a flood of log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The counters of calls over a limit, and of evicted answers.
+/// Counters for calls over a limit and for evicted answers.
 #[derive(Debug, Default)]
 pub(crate) struct LimitWarnings {
     limits: Mutex<[RateLimitedCounter; Limit::ALL.len()]>,
@@ -26,14 +28,14 @@ struct RateLimitedCounter {
 // === impl LimitWarnings ===
 
 impl LimitWarnings {
-    /// Counts a call over a limit. If another log line is due, returns the number of calls since the last one.
+    /// Counts a call over a limit. If another log line is due, returns how many calls there have been since the last one.
     pub(crate) fn record(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut limits = lock(&self.limits);
         let index = Limit::ALL.iter().position(|other| *other == limit);
         limits.get_mut(index?)?.add(1, now)
     }
 
-    /// Counts evicted answers. If another log line is due, returns the number of answers since the last one.
+    /// Counts evicted answers. If another log line is due, returns how many there have been since the last one.
     pub(crate) fn record_evictions(&self, answers: usize, now: Instant) -> Option<u64> {
         let mut evictions = lock(&self.evictions);
         evictions.add(answers as u64, now)
@@ -43,11 +45,11 @@ impl LimitWarnings {
 // === impl RateLimitedCounter ===
 
 impl RateLimitedCounter {
-    /// Adds occurrences. If another log line is due, returns their number since the last one.
-    fn add(&mut self, times: u64, now: Instant) -> Option<u64> {
-        self.unlogged += times;
-        let is_time = |at: Instant| now.saturating_duration_since(at) >= LOG_INTERVAL;
-        let is_due = self.unlogged > 0 && self.logged_at.is_none_or(is_time);
+    /// Adds occurrences. If another log line is due, returns how many there have been since the last one.
+    fn add(&mut self, count: u64, now: Instant) -> Option<u64> {
+        self.unlogged += count;
+        let has_elapsed = |at: Instant| now.saturating_duration_since(at) >= LOG_INTERVAL;
+        let is_due = self.unlogged > 0 && self.logged_at.is_none_or(has_elapsed);
         is_due.then(|| {
             self.logged_at = Some(now);
             mem::take(&mut self.unlogged)

@@ -1,6 +1,6 @@
-//! The session managers of a registry.
+//! A registry's session managers.
 //!
-//! A session is looked up by its id alone, so it is found whichever path or clone of a service a request takes.
+//! Sessions are looked up by id alone, so a session is found whichever path or service clone a request uses.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, Weak,
@@ -9,7 +9,7 @@ use std::sync::{
 
 use crate::call::Scope;
 
-/// Number of session managers that are found without a lock: 4. A server has one for each MCP service.
+/// Number of session managers that can be found without a lock. A server has one per MCP service.
 const INLINE_MANAGERS: usize = 4;
 
 /// A session manager that can look up its sessions.
@@ -17,15 +17,14 @@ pub(crate) trait Manager: Send + Sync {
     /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager has no session with
-    /// the id `session`.
+    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager does not have the session.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with the id `session`, or calls of one.
+    /// Returns `true` if the manager has a session with the id `session`, or calls in such a session.
     fn has(&self, session: &str) -> bool;
 }
 
-/// The session managers that bound a call, or opened a session, behind the layer. A lookup tries them in order.
+/// The session managers that have bound a call or opened a session behind the layer. Lookups try them in order.
 #[derive(Default)]
 pub(super) struct Managers {
     inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],
@@ -36,7 +35,7 @@ pub(super) struct Managers {
 // === impl Managers ===
 
 impl Managers {
-    /// Adds a manager. Also removes dropped managers of the overflow list.
+    /// Adds a manager. If it has to be put into the overflow list, managers that have been dropped are removed from there.
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut rest = Some(manager);
         for slot in &self.inline {
@@ -53,12 +52,12 @@ impl Managers {
         }
     }
 
-    /// Returns the scope of the first manager that has a session.
+    /// Returns the scope of the first manager that has the session.
     pub(super) fn scope_of(&self, session: &str) -> Option<Scope> {
         self.find_map(|manager| manager.has(session).then(|| manager.scope()))
     }
 
-    /// Keeps a session in use, in the first manager that has it.
+    /// Keeps the session in use in the first manager that has it.
     pub(super) fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.find_map(|manager| manager.begin_use(session))
     }
@@ -71,7 +70,7 @@ impl Managers {
         result.or_else(|| self.overflow().iter().find_map(find_in))
     }
 
-    /// Returns a copy, so that no manager is dropped under the lock.
+    /// Returns a copy, so that no manager is dropped while the lock is held.
     fn overflow(&self) -> Vec<Weak<dyn Manager>> {
         if !self.has_overflow.load(Ordering::Acquire) {
             return Vec::new();

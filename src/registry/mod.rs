@@ -1,8 +1,8 @@
-//! The registry of the calls in flight and of the retained calls.
+//! The registry of in-flight and retained calls.
 //!
-//! A call belongs to its session. `core` is the state machine of one session id, without clock or lock. `session_map` has the states
-//! of all sessions, each behind its own lock, and the timer checks the sessions with an expired deadline. A lock is held for one
-//! operation, never across an await or a callback.
+//! A call belongs to its session. `core` is the state machine for one session id, with neither clock nor lock. `session_map` has all the
+//! sessions' states, each behind its own lock, and the timer checks the sessions that have an expired deadline. A lock is held for one
+//! operation only, never across an await or a callback.
 
 use std::{
     fmt,
@@ -56,9 +56,9 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
-    /// The open streams that a drain may not find through an in-flight call.
+    /// Open streams that a drain might not find through an in-flight call.
     streams: Mutex<OpenStreams>,
-    /// Set once the server has been drained. A call or stream that starts later is ended at once.
+    /// Whether the server has been drained. A call or stream that starts later is ended at once.
     closed: AtomicBool,
     /// Number of answers that are on their way from a session manager to their clients.
     deliveries: AtomicUsize,
@@ -82,13 +82,13 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Adds a session manager, whose sessions are found from now on.
+    /// Adds a session manager, so that its sessions can be found from now on.
     pub(crate) fn add_manager(&self, manager: Weak<dyn Manager>) {
         self.managers.add(manager);
     }
 
-    /// Returns the scope of the session manager that has a session, or `None` if none has it.
-    pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
+    /// Returns the scope of the session manager that has a session, or `None` if none does.
+    pub(crate) fn manager_scope(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
 
@@ -101,16 +101,16 @@ impl<T: Tracked> Registry<T> {
         &self.sessions.timer
     }
 
-    /// Returns the `Notify` of a drain.
+    /// Returns the `Notify` that drains wait on.
     ///
-    /// It is notified when calls end during a drain, and when the last delivery of an answer ends.
+    /// It is notified when calls end during a drain, and when the last delivery of an answer has ended.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }
 
-    /// Runs `start` on the entry of a session id, or on an entry for calls without a session.
+    /// Runs `start` on a session id's entry, or on an entry for calls without a session.
     ///
-    /// The returned flag is `true` if the server has been drained, so that the call must end at once.
+    /// The returned flag is `true` if the server has already been drained, in which case the call must end at once.
     pub(crate) fn start<R>(
         &self,
         id: CallId,
@@ -118,12 +118,12 @@ impl<T: Tracked> Registry<T> {
         start: impl FnOnce(&Arc<SessionEntry<T>>, &mut SessionState<T>) -> R,
     ) -> (R, DeferredEffects<T>, bool) {
         let (result, deferred) = self.sessions.with_or_insert(session_id, id, start);
-        // `close` sets its flag before it scans for calls. Both lock this entry, so either `close` finds this call, or the flag is
-        // set here.
+        // `close` sets its flag before it scans for calls. Since both lock this entry, either `close` finds this call, or the flag is
+        // already set here.
         (result, deferred, self.is_closed())
     }
 
-    /// Runs one operation on the state of a session id. Returns `None` if the session id has no entry.
+    /// Runs an operation on a session id's state. Returns `None` if the session id has no entry.
     pub(crate) fn with_session<R>(
         &self,
         session_id: &str,
@@ -132,7 +132,7 @@ impl<T: Tracked> Registry<T> {
         Some(self.sessions.find(session_id)?.with(operation))
     }
 
-    /// Returns which calls of a session an event id matches.
+    /// Returns which of a session's calls an event id matches.
     pub(crate) fn match_event(&self, key: &SessionKey, event_id: &[u8]) -> EventMatch<T> {
         let event_match =
             self.with_session(&key.id, |session| session.match_event(&key.scope, event_id));
@@ -146,20 +146,20 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Returns the call with the key `key`, even if its request is not accepted yet.
+    /// Returns the call with the key `key`, even if its request has not been accepted yet.
     pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
             session.find_unaccepted_too(&key.session.scope, &key.request)
         })?
     }
 
-    /// Starts closing a session: returns its accepted calls and removes its retained calls.
+    /// Starts closing a session. Returns its accepted calls and removes its retained ones.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
     }
 
-    /// Returns the calls of a session whose requests are not accepted yet.
+    /// Returns the session's calls whose requests have not been accepted yet.
     pub(crate) fn unaccepted_in(&self, key: &SessionKey) -> Vec<Call<T>> {
         let unaccepted = self.with_session(&key.id, |session| session.unaccepted(&key.scope));
         unaccepted.unwrap_or_default()
@@ -170,29 +170,29 @@ impl<T: Tracked> Registry<T> {
         detached.unwrap_or_default()
     }
 
-    /// Returns `true` if a client may resume in a session.
+    /// Returns `true` if a client may still resume in a session.
     ///
-    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
+    /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
         let is_awaited = self.with_session(&key.id, |session| session.is_awaited(&key.scope, now));
         is_awaited.unwrap_or(false)
     }
 
-    /// Returns `true` if a session has calls in flight or retained calls.
+    /// Returns `true` if a session has in-flight or retained calls.
     pub(crate) fn has_session(&self, key: &SessionKey) -> bool {
         let has_session = self.with_session(&key.id, |session| session.has_session(&key.scope));
         has_session.unwrap_or(false)
     }
 
-    /// Returns an in-flight call of any session.
+    /// Returns an in-flight call, whatever its session.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         let mut entries = self.sessions.entries();
         entries.find_map(|entry| entry.read(|session| session.call(id).cloned()))
     }
 
-    /// Scans the calls in flight in batches, so that no other call waits long for a lock.
+    /// Scans the in-flight calls in batches, so that no other call has to wait long for a lock.
     ///
-    /// A call that starts or ends in the meantime may be missed. Every other call is scanned exactly once.
+    /// A call that starts or ends during the scan may be missed. Every other call is visited exactly once.
     pub(crate) fn scan_calls<R>(
         &self,
         select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,
@@ -202,13 +202,13 @@ impl<T: Tracked> Registry<T> {
         entries.flat_map(move |entry| entry.scan_calls(before, select.clone()))
     }
 
-    /// Returns `true` if in-flight calls of more than one scope have this session id.
+    /// Returns `true` if there are in-flight calls with this session id in more than one scope.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
         self.with_session(session_id, |session| session.has_several_sessions())
             .unwrap_or(false)
     }
 
-    /// Scans the in-flight calls of a session id.
+    /// Scans a session id's in-flight calls.
     pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
         let entry = self.sessions.find(session_id).into_iter();
         let before = CallId::next();
@@ -230,18 +230,18 @@ impl<T: Tracked> Registry<T> {
         self.sessions.shared.totals.set_limits(limits);
     }
 
-    /// Returns `true` if another call may be tracked. Checked without a lock, so a few calls that start at the same moment may
-    /// exceed the limit.
+    /// Returns `true` if another call may be tracked. No lock is taken, so a few calls that start at the same moment may exceed the limit.
     pub(crate) fn has_capacity(&self) -> bool {
         self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }
 
-    /// Registers a stream that is about to end. A drain closes it if it is still open.
+    /// Registers a stream that is about to end. If it is still open by then, a drain closes it.
     pub(crate) fn register_ending_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.streams().add(stream);
     }
 
-    /// Registers a stream that may belong to no in-flight call. A drain closes it. After a drain, it is closed at once.
+    /// Registers a stream that may belong to no in-flight call, so that a drain can close it. If the server has already been drained, the
+    /// stream is closed at once.
     pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {
@@ -249,7 +249,7 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Returns `true` if the server has been drained, so that new streams are closed at once.
+    /// Returns `true` if the server has been drained, in which case new streams are closed at once.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -259,7 +259,7 @@ impl<T: Tracked> Registry<T> {
     }
 }
 
-/// Notifies a call that it is no longer tracked. Must be called without locks.
+/// Notifies a call that it is no longer tracked. Must be called with no lock held.
 pub(crate) fn notify_untracked<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
     if let Some((id, call, finished)) = untracked {
         call.on_untracked(id, finished);

@@ -1,7 +1,7 @@
-//! Map from session id to session state. Each session has its own lock, and a call belongs to exactly one session.
+//! A map from session ids to session states. Each session has its own lock, and each call belongs to exactly one session.
 //!
-//! An entry is keyed by the session id alone, so it does not change when the session manager of the id becomes known. Two session
-//! ids share a lock only while an entry is being looked up, added or removed.
+//! Entries are keyed by session id alone, so they stay the same when an id's session manager becomes known. Two session ids share a lock
+//! only while an entry is being looked up, added or removed.
 
 use std::{
     collections::hash_map,
@@ -24,17 +24,17 @@ use crate::{
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
 };
 
-/// Number of entries for calls without a session: 16.
+/// Number of entries for calls without a session.
 ///
-/// Up to 16 of these calls can start or end concurrently.
+/// This is also how many of them can start or end concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled under one lock of an entry: 16.
+/// Maximum number of expired deadlines that are handled each time an entry is locked.
 ///
-/// The maximum applies to calls in flight and to retained calls separately.
+/// It applies to in-flight calls and to retained calls separately.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
-/// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.
+/// Maximum number of calls that are scanned each time an entry is locked. This takes about a tenth of a millisecond.
 pub(super) const SCAN_BATCH: usize = 256;
 
 pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
@@ -46,7 +46,7 @@ pub(crate) struct SessionMap<T> {
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
     pub(super) shared: Arc<RegistryShared>,
     pub(super) timer: Arc<Timer>,
-    /// Notified when calls end while completions are tracked, and when the last delivery ends.
+    /// Notified when calls end while completions are tracked, and when the last delivery is over.
     pub(super) ended: Notify,
 }
 
@@ -57,19 +57,19 @@ pub(crate) struct SessionEntry<T> {
     /// The session id and its hash. `None` for calls without a session.
     session_id: Option<(Arc<str>, KeyHash)>,
     state: Mutex<EntryState<T>>,
-    /// The timer entry of the next deadline. Set with the first deadline.
+    /// The timer entry for the next deadline, created when there is one for the first time.
     timer: OnceLock<TimerHandle>,
 }
 
 struct EntryState<T> {
     session: SessionState<T>,
-    /// When the timer checks this entry. `None` if it does not.
+    /// When the timer will check this entry, if at all.
     timer_deadline: Option<Instant>,
-    /// Set when the entry is removed from the map. The session may have another entry now.
+    /// Whether the entry has been removed from the map. The session may have another entry by now.
     is_removed: bool,
 }
 
-/// The effects of an operation on an entry, to be applied when no lock is held.
+/// The effects of an operation on an entry, to be applied once no lock is held.
 #[must_use]
 pub(crate) struct DeferredEffects<T> {
     entry: Arc<SessionEntry<T>>,
@@ -77,9 +77,9 @@ pub(crate) struct DeferredEffects<T> {
 }
 
 struct Effects {
-    /// The new deadline. `None` unless it is earlier than that of the timer.
+    /// The entry's next deadline, if it is earlier than the timer's.
     earlier_deadline: Option<Instant>,
-    /// Set if a call has ended and completions are tracked.
+    /// Whether a call has ended while completions are being tracked.
     has_completed: bool,
     is_empty: bool,
 }
@@ -101,7 +101,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns the entry of a session id. Returns `None` if the id has none or its hash collides with that of another id.
+    /// Returns a session id's entry. Returns `None` if the id has none, or if its hash collides with another id's.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
@@ -109,11 +109,12 @@ impl<T: Tracked> SessionMap<T> {
         Some(entry.clone())
     }
 
-    /// Runs one operation on the state of a session id and inserts an entry if there is none. Returns the effects of the
-    /// operation, which the caller applies when no lock is held.
+    /// Runs an operation on a session id's state, inserting an entry if there is none.
     ///
-    /// If another session id has the same hash, the call is stored in an entry for calls without a session. One entry could not
-    /// distinguish the calls of the two sessions.
+    /// Returns the operation's effects, which the caller must apply once no lock is held.
+    ///
+    /// If another session id has the same hash, the call is stored in an entry for calls without a session, because a single entry could
+    /// not tell the two sessions' calls apart.
     pub(super) fn with_or_insert<R>(
         self: &Arc<Self>,
         session_id: Option<&Arc<str>>,
@@ -124,7 +125,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // Otherwise the entry was removed between the lookup and the lock.
+            // Otherwise, the entry was removed between the lookup and the lock.
             if !state.is_removed {
                 let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);
@@ -135,15 +136,15 @@ impl<T: Tracked> SessionMap<T> {
 
     /// Returns the entry for a call without a session.
     fn sessionless(&self, id: CallId) -> &Arc<SessionEntry<T>> {
-        let at = u64::from(id) as usize % SESSIONLESS_SHARDS;
+        let index = u64::from(id) as usize % SESSIONLESS_SHARDS;
         #[expect(
             clippy::indexing_slicing,
             reason = "the remainder is less than the length"
         )]
-        &self.sessionless[at]
+        &self.sessionless[index]
     }
 
-    /// Returns the entry of a session id, or `None` if its hash collides with that of another id.
+    /// Returns a session id's entry, or `None` if its hash collides with another id's.
     fn find_or_insert(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         match self.shard(hash).entry(hash) {
@@ -158,7 +159,7 @@ impl<T: Tracked> SessionMap<T> {
         }
     }
 
-    /// Removes an entry if its session has no calls. No other function locks an entry while its shard is locked.
+    /// Removes an entry if its session has no calls. No other function locks an entry while holding its shard's lock.
     fn remove_if_empty(&self, entry: &SessionEntry<T>) {
         let Some((_, hash)) = entry.session_id else {
             return;
@@ -177,16 +178,16 @@ impl<T: Tracked> SessionMap<T> {
         drop(removed);
     }
 
-    /// Returns all entries. An entry that is added or removed in the meantime may or may not be among them.
+    /// Returns all entries. One that is added or removed in the meantime may or may not be included.
     pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
-        let of_sessions = self.shards.iter().flat_map(|shard| {
+        let session_entries = self.shards.iter().flat_map(|shard| {
             let entries = lock(shard);
             entries.values().cloned().collect::<Vec<_>>()
         });
-        of_sessions.chain(self.sessionless.iter().cloned())
+        session_entries.chain(self.sessionless.iter().cloned())
     }
 
-    /// Stores the entry of one session under the hash of another.
+    /// Stores one session's entry under another session's hash.
     #[cfg(test)]
     pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
         let entry = self.find(session_id).unwrap();
@@ -232,7 +233,7 @@ impl<T: Tracked> SessionEntry<T> {
         own_id.is_some_and(|(own_id, _)| **own_id == *session_id)
     }
 
-    /// Runs one operation on the session state, and applies its effects.
+    /// Runs an operation on the session state and applies its effects.
     pub(crate) fn with<R>(
         self: &Arc<Self>,
         operation: impl FnOnce(&mut SessionState<T>) -> R,
@@ -246,7 +247,7 @@ impl<T: Tracked> SessionEntry<T> {
         select(&self.state().session)
     }
 
-    /// Runs one operation as [`with`](Self::with) does and returns its effects instead of applying them.
+    /// Like [`with`](Self::with), but returns the effects instead of applying them.
     pub(crate) fn with_deferred<R>(
         self: &Arc<Self>,
         operation: impl FnOnce(&mut SessionState<T>) -> R,
@@ -256,7 +257,7 @@ impl<T: Tracked> SessionEntry<T> {
         (result, DeferredEffects { entry, effects })
     }
 
-    /// Scans the in-flight calls that started before `before`, oldest first. The lock is free between two batches.
+    /// Scans the in-flight calls that started before `before`, oldest first. The lock is released between batches.
     pub(super) fn scan_calls<R>(
         self: Arc<Self>,
         before: CallId,
@@ -296,7 +297,7 @@ impl<T: Tracked> SessionEntry<T> {
         }
     }
 
-    /// Sets the timer to `at`, unless it is set to an earlier time.
+    /// Sets the timer to `at`, unless it is already set to an earlier time.
     #[cold]
     fn set_timer(self: &Arc<Self>, at: Instant) {
         let Some(map) = self.map.upgrade() else {
@@ -319,7 +320,7 @@ impl<T: Tracked> SessionEntry<T> {
         }
     }
 
-    /// Returns `true` if it has a deadline for which the timer is not set.
+    /// Returns `true` if the entry has a deadline that the timer is not set for.
     #[cfg(test)]
     pub(super) fn has_unscheduled_deadline(&self) -> bool {
         let next = self.state().session.next_deadline();
@@ -344,12 +345,12 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
         if has_completed {
             self.notify_drain();
         }
-        // The timer is set before the expired calls are reported, which may take long. Its next run handles the rest.
+        // Reporting the expired calls may take a while, so the timer is set first. Its next run handles whatever is left.
         if let Some((timer, next)) = self.timer.get().zip(next) {
             timer.reset_earlier(next);
         }
         for (id, call, expired) in expired {
-            // Values of the application are dropped here, and a destructor that panics must not affect another call.
+            // This drops values that belong to the application, and a destructor that panics must not affect another call.
             catch_panic(|| match expired {
                 Expired::Grace => call.on_grace_expired(id),
                 Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),

@@ -1,6 +1,6 @@
-//! Open streams that a drain may not find through an in-flight call.
+//! Open streams that a drain might not find through an in-flight call.
 //!
-//! For example, standalone and resumed streams, streams of ended calls, and streams of requests without a call.
+//! Standalone and resumed streams, for example, and streams whose call has ended or whose request has no call.
 
 use std::{
     mem,
@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// Minimum number of streams before ended ones are purged: 16. Chosen because fewer are not worth a scan.
+/// Minimum number of streams before ended ones are purged. Fewer are not worth a scan.
 const MIN_PURGE_LEN: usize = 16;
 
 /// A handle to an open response body.
@@ -24,14 +24,14 @@ pub(crate) trait StreamHandle: Send + Sync {
 #[derive(Default)]
 pub(super) struct OpenStreams {
     open: Vec<Weak<dyn StreamHandle>>,
-    /// Number of streams left by the last purge.
+    /// Number of streams that remained after the last purge.
     len_after_purge: usize,
 }
 
 // === impl OpenStreams ===
 
 impl OpenStreams {
-    /// Adds a stream. Purges the ended ones whenever the number of streams has doubled.
+    /// Adds a stream. If the number of streams has doubled, the ended ones are purged first.
     pub(super) fn add(&mut self, stream: Weak<dyn StreamHandle>) {
         if self.open.len() >= MIN_PURGE_LEN.max(2 * self.len_after_purge) {
             self.open.retain(|stream| stream.strong_count() > 0);

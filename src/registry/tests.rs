@@ -21,7 +21,7 @@ const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
     resume_window: Duration::ZERO,
 };
 
-/// A call of the tests, which records its notifications.
+/// A call for tests, which records its notifications.
 #[derive(Default)]
 struct Call {
     entry: OnceLock<Arc<SessionEntry<Call>>>,
@@ -79,11 +79,11 @@ fn key(id: &str, request: i64) -> Key {
 /// Starts a call and accepts it.
 fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (id, call) = (CallId::next(), Arc::new(Call::default()));
-    let name = (key.session.scope.clone(), key.request.clone());
+    let call_key = (key.session.scope.clone(), key.request.clone());
     let (untracked, deferred, is_drained) =
         registry.start(id, Some(&key.session.id), |entry, session| {
             call.entry.set(entry.clone()).ok();
-            session.start(id, Some(name), call.clone(), None);
+            session.start(id, Some(call_key), call.clone(), None);
             session.accept(id)
         });
     deferred.run();
@@ -92,7 +92,7 @@ fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     (id, call)
 }
 
-/// Ends a call with an outcome of `bytes` bytes. Its client may still resume if the outcome `is_undelivered`.
+/// Ends a call with an outcome of `bytes` bytes. The client may still resume if it `is_undelivered`.
 fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: bool) -> CallId {
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
@@ -121,7 +121,7 @@ fn has_entry(registry: &Registry<Call>, id: &str) -> bool {
 fn a_session_has_an_entry_while_it_has_calls() {
     let registry = Registry::new();
     let key = key("s", 1);
-    for _again in 0..2 {
+    for _ in 0..2 {
         assert!(!has_entry(&registry, "s"));
         assert!(registry.find(&key).is_none() && registry.find_unaccepted_too(&key).is_none());
         let (id, call) = accepted(&registry, &key);
@@ -155,7 +155,7 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
 }
 
 #[test]
-fn invariant_9_a_call_that_is_untracked_for_another_with_its_id_is_notified_once() {
+fn invariant_9_a_call_untracked_by_a_reused_id_is_notified_once() {
     let registry = Registry::new();
     let (_, older) = accepted(&registry, &key("s", 7));
     let (_, elsewhere) = accepted(&registry, &key("t", 7));
@@ -165,7 +165,7 @@ fn invariant_9_a_call_that_is_untracked_for_another_with_its_id_is_notified_once
     assert_eq!(registry.find(&key("s", 7)).unwrap().0, id);
 }
 
-/// Simulates two keys with the same 64-bit hash, which no client can cause.
+/// Simulates two keys with the same 64-bit hash, which no client can bring about.
 #[test]
 fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found() {
     let registry = Registry::new();
@@ -188,7 +188,7 @@ fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found(
     assert!(call.events().is_empty() && call.with(|session| session.is_in_flight(id)));
 }
 
-/// Entries are added and removed while calls start. Each call is found from its start until its end.
+/// Entries are added and removed while calls start. Each call can be found from its start to its end.
 #[test]
 fn no_call_is_registered_in_a_removed_entry() {
     const THREADS: usize = 4;
@@ -228,8 +228,14 @@ async fn the_graces_of_all_sessions_expire_on_time() {
         (seconds, call)
     });
     for second in 0..4 {
-        let left = calls.iter().filter(|(ends, _)| *ends > second).count();
-        assert_eq!((registry.len(), registry.detached()), (left, left));
+        let remaining = calls
+            .iter()
+            .filter(|(deadline, _)| *deadline > second)
+            .count();
+        assert_eq!(
+            (registry.len(), registry.detached()),
+            (remaining, remaining)
+        );
         tokio::time::sleep(SECOND + Duration::from_millis(u64::from(second == 0))).await;
     }
     for (_, call) in &calls {
@@ -242,7 +248,7 @@ async fn the_graces_of_all_sessions_expire_on_time() {
 
 #[test]
 fn a_call_that_starts_during_a_drain_is_found_or_ended() {
-    for _round in 0..2_000 {
+    for _ in 0..2_000 {
         let registry = Registry::new();
         let barrier = Barrier::new(2);
         let (is_drained, taken) = thread::scope(|scope| {
@@ -286,7 +292,7 @@ fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
     }
 }
 
-/// Calls are detached, attached, ended, checked and retained concurrently. No state of them remains.
+/// Calls are detached, attached, ended, checked and retained concurrently. In the end, no state is left.
 #[test]
 fn after_concurrent_operations_all_counters_are_zero() {
     const CALLS: usize = 400;
@@ -307,18 +313,18 @@ fn after_concurrent_operations_all_counters_are_zero() {
             for thread in 0..THREADS as u64 {
                 let (registry, barrier, calls, keys) = (&registry, &barrier, &calls, &keys);
                 scope.spawn(move || {
-                    let mut dice = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
+                    let mut rng = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
                     barrier.wait();
                     for _ in 0..4_000 {
-                        dice ^= dice << 13;
-                        dice ^= dice >> 7;
-                        dice ^= dice << 17;
-                        let n = (dice >> 8) as usize % CALLS;
+                        rng ^= rng << 13;
+                        rng ^= rng >> 7;
+                        rng ^= rng << 17;
+                        let n = (rng >> 8) as usize % CALLS;
                         let (id, call) = &calls[n];
-                        match dice % 7 {
+                        match rng % 7 {
                             0 => drop(call.with(|session| session.attach(*id))),
                             1 | 2 => {
-                                let wait = match dice & 64 {
+                                let wait = match rng & 64 {
                                     0 => UNTIL_COMPLETE,
                                     _ => DetachedState::GraceUntil {
                                         deadline: now,
@@ -326,7 +332,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                     },
                                 };
                                 let detachment = Detachment::new(DetachCause::Disconnected, now);
-                                let _done = call.with(|session| {
+                                let _ = call.with(|session| {
                                     session.detach(*id, POST_GENERATION, wait, false, detachment)
                                 });
                             }
@@ -343,7 +349,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                         RequestId::Number(1),
                                         CancelReason::Orphaned,
                                     ),
-                                    weight: (dice >> 40) as usize % 4_000,
+                                    weight: (rng >> 40) as usize % 4_000,
                                     at: now,
                                     until: now + SECOND,
                                 };
@@ -384,7 +390,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
     }
 }
 
-/// Timers start, stop and expire while several timer tasks check them.
+/// Timers start, stop and expire while several timer tasks are checking them.
 #[test]
 fn no_deadline_is_left_without_a_timer() {
     const CALLS: usize = 24;
@@ -399,20 +405,20 @@ fn no_deadline_is_left_without_a_timer() {
             for thread in 0..THREADS {
                 let (registry, barrier, calls) = (&registry, &barrier, &calls);
                 scope.spawn(move || {
-                    let mut dice = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
+                    let mut rng = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
                     barrier.wait();
                     for step in 0..2_000 {
-                        dice ^= dice << 13;
-                        dice ^= dice >> 7;
-                        dice ^= dice << 17;
+                        rng ^= rng << 13;
+                        rng ^= rng >> 7;
+                        rng ^= rng << 17;
                         let now = start + step * Duration::from_millis(1);
-                        let (id, call) = &calls[(dice >> 8) as usize % CALLS];
-                        match dice % 4 {
+                        let (id, call) = &calls[(rng >> 8) as usize % CALLS];
+                        match rng % 4 {
                             0 => drop(registry.sessions.timer.run_expired_now(now)),
                             1 => {
                                 let stream = call.with(|session| session.attach(*id));
                                 let wait = DetachedState::GraceUntil {
-                                    deadline: now + Duration::from_millis(dice >> 40 & 31),
+                                    deadline: now + Duration::from_millis(rng >> 40 & 31),
                                     retry: SECOND,
                                 };
                                 let detachment = Detachment::new(DetachCause::Disconnected, now);
@@ -440,7 +446,7 @@ fn no_deadline_is_left_without_a_timer() {
     }
 }
 
-/// Detaches a call at `now`. Its deadline is a second later.
+/// Detaches a call at `now`, with its deadline a second later.
 fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
     let wait = DetachedState::GraceUntil {
         deadline: now + SECOND,
@@ -450,7 +456,7 @@ fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
     call.with(|session| session.detach(*id, POST_GENERATION, wait, false, detachment));
 }
 
-/// Other calls of the session are served between two batches.
+/// The session's other calls are served between two batches.
 #[test]
 fn expired_deadlines_of_a_session_are_handled_in_batches() {
     const BATCHES: usize = 5;
@@ -471,7 +477,7 @@ fn expired_deadlines_of_a_session_are_handled_in_batches() {
     assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
-/// A scan of all calls holds no lock while the caller handles one of them.
+/// A scan holds no lock while the caller handles one of the calls.
 #[test]
 fn calls_are_scanned_in_batches() {
     let registry = Registry::new();
@@ -480,7 +486,7 @@ fn calls_are_scanned_in_batches() {
         .collect();
     let mut seen = Vec::new();
     for id in registry.scan_calls(|id, _| Some(id)) {
-        // A call that starts in the meantime does not extend the scan.
+        // A call that starts in the meantime must not extend the scan.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
     }
@@ -488,7 +494,7 @@ fn calls_are_scanned_in_batches() {
 }
 
 #[test]
-fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
+fn a_scan_returns_each_in_flight_call_once_while_others_start_and_end() {
     const PERMANENT_CALLS: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
@@ -520,8 +526,8 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
     });
 }
 
-/// Many deadlines expire, and each turn of the runtime takes 9 ms. A client resumes a millisecond before the grace of
-/// its call ends, and its resume is served after a few turns.
+/// Many deadlines expire, and each of the runtime's turns takes 9 ms. A client resumes a millisecond before its call's grace ends, and the
+/// resume is only served a few turns later.
 #[tokio::test(start_paused = true)]
 async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     const TURN: Duration = Duration::from_millis(9);

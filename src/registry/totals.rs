@@ -1,11 +1,11 @@
-//! Counters over all sessions of a registry.
+//! Counters across all of a registry's sessions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Delivered calls may use a quarter of all bytes. Chosen because few of them are resumed.
+/// Delivered calls may use a quarter of all bytes, because few of them are ever resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
 /// Counters that all sessions share. They are atomic, because each session updates them under its own lock.
@@ -16,7 +16,7 @@ pub(crate) struct Totals {
     retained_of_session: AtomicUsize,
     in_flight: AtomicUsize,
     detached: AtomicUsize,
-    /// The bytes of retained calls.
+    /// Bytes taken up by retained calls.
     bytes: PerDeliveryState<AtomicUsize>,
     /// Whether calls that end without a cancel are counted.
     is_tracking_completions: AtomicBool,
@@ -57,7 +57,7 @@ impl Totals {
         max.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
-    /// Returns the maximum number of bytes of retained calls of a delivery state.
+    /// Returns how many bytes the retained calls in a delivery state may take up.
     fn max_bytes(&self, delivery: DeliveryState) -> usize {
         let max_retained = self.retained.load(Ordering::Relaxed);
         let max_delivered = max_retained / DELIVERED_DIVISOR;
@@ -67,8 +67,8 @@ impl Totals {
         }
     }
 
-    /// Returns the maximum number of bytes of retained calls of one session.
-    pub(super) fn max_bytes_of_session(&self) -> usize {
+    /// Returns how many bytes one session's retained calls may take up.
+    pub(super) fn max_session_bytes(&self) -> usize {
         self.retained_of_session.load(Ordering::Relaxed)
     }
 
@@ -87,7 +87,7 @@ impl Totals {
         }
     }
 
-    /// Counts the calls that end without a cancel from now on.
+    /// Starts counting the calls that end without a cancel.
     pub(super) fn track_completions(&self) {
         self.is_tracking_completions.store(true, Ordering::Relaxed);
     }
@@ -123,7 +123,7 @@ impl Totals {
     }
 
     pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
-        self.bytes.of(delivery).load(Ordering::Relaxed)
+        self.bytes.get(delivery).load(Ordering::Relaxed)
     }
 
     #[cfg(any(test, fuzzing))]
@@ -134,8 +134,9 @@ impl Totals {
             .sum()
     }
 
-    /// Counts a retained call of a session whose retained calls have `session_bytes` bytes. Returns `false` if that would give the
-    /// session more bytes than are left for all others.
+    /// Counts a retained call's bytes. Returns `false` if its session would have too many.
+    ///
+    /// The session, whose retained calls already have `session_bytes`, may not have more bytes than remain for all others.
     pub(super) fn try_add_bytes(
         &self,
         delivery: DeliveryState,
@@ -148,12 +149,12 @@ impl Totals {
             let needed = total.saturating_add(session_bytes).saturating_add(bytes);
             (needed <= max).then_some(total)
         };
-        let counter = self.bytes.of(delivery);
+        let counter = self.bytes.get(delivery);
         let added = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_bytes);
         added.is_ok()
     }
 
-    /// Returns `true` if a call could be counted without the `session_bytes` of its session.
+    /// Returns `true` if a call could be counted once its session's `session_bytes` have been freed.
     pub(super) fn could_add_bytes(
         &self,
         delivery: DeliveryState,
@@ -166,6 +167,6 @@ impl Totals {
     }
 
     pub(super) fn remove_bytes(&self, delivery: DeliveryState, bytes: usize) {
-        self.bytes.of(delivery).fetch_sub(bytes, Ordering::Relaxed);
+        self.bytes.get(delivery).fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! The request body: a tee that never delays, re-frames or alters it.
 //!
-//! The tee keeps the frames, which are reference counted, until the body has ended. Then it passes them to the [`Exchange`],
-//! which parses them only if no session manager has bound the call.
+//! The tee keeps the frames, which are reference-counted, until the body has ended. It then hands them to the [`Exchange`], which
+//! parses them only if no session manager has bound the call.
 
 use std::{
     fmt, mem,
@@ -24,9 +24,9 @@ use crate::{
 };
 
 pin_project! {
-    /// The request body that the layer gives to the inner service.
+    /// The request body that the layer passes to the inner service.
     ///
-    /// It passes the client's body on unchanged, frame by frame. In a cancel that the layer replays, it contains the
+    /// The client's body is passed through unchanged, frame by frame. In a cancel that the layer replays, the body is the
     /// notification.
     ///
     /// In front of a service that accepts only one body type, map the body:
@@ -54,7 +54,7 @@ pin_project! {
     }
 }
 
-/// Reports the end of the body to the exchange.
+/// Reports to the exchange when the body ends.
 struct BodyObserver {
     exchange: Arc<Exchange>,
     capture: Capture,
@@ -64,16 +64,16 @@ struct BodyObserver {
 pub(crate) enum Capture {
     /// The body is not captured, and its end is not reported.
     Off,
-    /// The body may be a JSON-RPC message. Its frames are captured.
+    /// The body might be a JSON-RPC message, so its frames are captured.
     On(Frames),
-    /// The body will not be parsed. Only its end is reported.
+    /// The body will not be parsed, so only its end is reported.
     Unparsed(UnparsedBody),
 }
 
 // === impl TeeBody ===
 
 impl<B> TeeBody<B> {
-    /// Returns a body that is passed on unobserved.
+    /// Creates a body that is passed through unobserved.
     pub(crate) fn passthrough(body: B) -> Self {
         Self {
             source: EitherBody::body(body),
@@ -81,7 +81,7 @@ impl<B> TeeBody<B> {
         }
     }
 
-    /// Returns the body of a replayed cancel.
+    /// Creates the body of a replayed cancel.
     pub(crate) fn replay(content: Bytes) -> Self {
         Self {
             source: EitherBody::bytes(content),
@@ -122,14 +122,14 @@ where
         Poll::Ready(match polled {
             Some(Ok(frame)) => {
                 let frame = observer.observe(frame);
-                // Nothing follows trailers, and the reader may not poll again.
+                // Nothing follows trailers, and the reader might not poll again.
                 if frame.is_trailers() || this.source.is_end_stream() {
                     observer.finish();
                 }
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
-                // This error is the only sign of a client that disconnected in the middle of its request.
+                // This error is the only sign that the client has disconnected mid-request.
                 observer
                     .exchange
                     .on_dropped(DetachCause::Disconnected, None);
@@ -203,13 +203,13 @@ impl Drop for BodyObserver {
 // === impl Capture ===
 
 impl Capture {
-    /// Returns how a body is captured, according to the head of its request.
-    pub(crate) fn of(method: &Method, headers: &McpHeaders<'_>) -> Self {
+    /// Returns how to capture a request's body, judging by the request head.
+    pub(crate) fn for_request(method: &Method, headers: &McpHeaders<'_>) -> Self {
         if method != Method::POST {
             return Self::Off;
         }
         match headers.content_type {
-            Header::One(value) if headers::names_media_type(value, "application/json") => {}
+            Header::One(value) if headers::is_media_type(value, "application/json") => {}
             Header::Absent => return Self::unparsed(ParseFailure::ContentType, false),
             Header::One(_) | Header::Several(_) => {
                 let is_ambiguous = !headers::is_certainly_not_json(headers.content_type);

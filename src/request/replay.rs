@@ -1,8 +1,8 @@
-//! Cancels that are replayed as HTTP POSTs into the inner service, without the session manager.
+//! Cancels that are replayed as HTTP POSTs into the inner service.
 //!
-//! The POST carries the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
-//! limits) treats it as it treated the call. Headers that belong to the original body, or would change what the POST does, are
-//! left out.
+//! This is how calls are cancelled without the session manager. The POST carries the original request's URI, extensions and most
+//! of its headers, so that everything inside the layer (routing, auth, limits) treats it in the same way as the call. Headers
+//! that belong to the original body, or that would change what the POST does, are left out.
 
 use std::{
     future::poll_fn,
@@ -45,10 +45,10 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Prefixes of the names of other headers that are not replayed.
+/// Name prefixes of other headers that are not replayed.
 ///
-/// These are digests of the body, signatures over it (RFC 9421), and idempotency keys. SEP-2243 repeats parts of the body in the
-/// headers `Mcp-Method`, `Mcp-Name` and `Mcp-Param-*`.
+/// These are body digests, signatures over the body (RFC 9421), and idempotency keys, as well as the headers `Mcp-Method`,
+/// `Mcp-Name` and `Mcp-Param-*`, in which SEP-2243 repeats parts of the body.
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called itself, because every replay clones it and waits until the clone is ready.
+/// The inner service. It is never called directly, because every replay clones it and waits for the clone to be ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
@@ -72,7 +72,7 @@ pub(crate) struct Replay<S, B> {
     shared: Arc<LayerShared>,
     uri: Uri,
     version: Version,
-    /// A list is smaller than a map, and faster to copy.
+    /// A list is smaller than a map and faster to copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
     body: PhantomData<fn(B)>,
@@ -81,9 +81,10 @@ pub(crate) struct Replay<S, B> {
 // === impl Replay ===
 
 impl<S, B> Replay<S, B> {
-    /// Copies the head of a request.
+    /// Copies a request's head.
     ///
-    /// Its extensions must not contain the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
+    /// The request's extensions must not contain the link to the exchange yet, otherwise the exchange and the replay would form a
+    /// reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
         shared: Arc<LayerShared>,
@@ -109,15 +110,15 @@ impl<S, B> Replay<S, B> {
 
     /// Returns the POST that cancels a call.
     fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
-        let content = jsonrpc::cancel(call.request_id(), reason);
+        let content = jsonrpc::cancel_notification(call.request_id(), reason);
         let length = content.len();
         let mut request = Request::new(TeeBody::replay(content));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        // With a token, a handler that extracts one also accepts this request, and an inner layer passes it through.
-        let replayed = Arc::new(Exchange::of_replay(self.shared.clone()));
+        // The token lets a handler that extracts one accept this request too, and makes an inner layer pass it through.
+        let replayed = Arc::new(Exchange::for_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {

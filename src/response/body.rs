@@ -1,13 +1,14 @@
-//! The response body: from the head to the end.
+//! The response body, from the head until it ends.
 //!
-//! A drop before the end counts as a disconnect. Each of these is the end, in the order in which hyper may observe them:
+//! Dropping the body before it has ended counts as a disconnect. It has ended in any of these cases, listed in the order in which
+//! hyper can see them:
 //!
-//! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
-//! 2. all bytes of a body of known length were sent, so hyper does not poll it again;
-//! 3. a frame has trailers, so hyper does not poll again either, because nothing may follow them (RFC 9110, section 6.5);
+//! 1. the body reports that it has ended ([`Body::is_end_stream`]), even before the first poll;
+//! 2. the body's length is known and all its bytes have been sent, so hyper does not poll it again;
+//! 3. a frame contains trailers, which nothing may follow (RFC 9110, section 6.5), so hyper does not poll again either;
 //! 4. a poll returns `None`.
 //!
-//! An error does not count as the end, because the client did not receive its answer, and its connection is closed.
+//! An error does not count as the end, because the client has not received its answer and its connection is closed.
 
 use std::{
     fmt,
@@ -23,12 +24,13 @@ use super::{PeerClosed, is_ready, stream::EventStream};
 use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 
 pin_project! {
-    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropping it
-    /// before it has ended counts as a disconnect.
+    /// The body of a response from [`CancelOnDisconnect`](crate::CancelOnDisconnect).
     ///
-    /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
-    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here. With a
-    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), it splits large frames of events.
+    /// Dropping it before it has ended counts as a disconnect.
+    ///
+    /// It forwards the inner body frame by frame. The layer injects probes between the events of a quiet stream
+    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled by this
+    /// server. With a [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), it also splits large frames of events.
     ///
     /// [`CancelOnDisconnect`](crate::CancelOnDisconnect) has an example. The default body is empty:
     ///
@@ -49,11 +51,11 @@ pin_project! {
     #[project = KindProj]
     enum Kind<B> {
         Plain {
-            // First, so that the token fires before the inner body's destructors run.
+            // Declared first, so that the token fires before the inner body's destructors run.
             guard: Guard,
             #[pin]
             source: EitherBody<B>,
-            // Number of bytes left. `None` if it is unknown.
+            // Number of bytes left, or `None` if it is unknown.
             remaining: Option<u64>,
             // `None` if the connection is not watched or has been closed.
             peer: Option<PeerClosed>,
@@ -65,7 +67,7 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// Returns a body with `remaining` bytes, which is `None` if their number is unknown.
+    /// Creates a body with `remaining` bytes, or of unknown length if that is `None`.
     ///
     /// The body ends early if `peer` closes while the inner body is pending.
     pub(super) fn plain(
@@ -94,7 +96,7 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// Returns a body of `bytes`, in place of the inner one.
+    /// Creates a body of `bytes`, which replaces the inner one.
     pub(super) fn bytes(bytes: Bytes) -> Self {
         Self::inert(EitherBody::bytes(bytes))
     }
@@ -135,14 +137,14 @@ where
             } => (guard, source, remaining, peer),
         };
         let polled = {
-            let _polling = guard.polling();
+            let _polling = guard.poll_guard();
             source.as_mut().poll_frame(cx)
         };
         let polled = match polled {
             Poll::Ready(polled) => polled,
             Poll::Pending if is_ready(peer, cx) => {
                 *peer = None;
-                guard.on_dropped(DetachCause::PeerClosed);
+                guard.report_dropped(DetachCause::PeerClosed);
                 return Poll::Ready(None);
             }
             Poll::Pending => return Poll::Pending,
@@ -156,7 +158,7 @@ where
                     guard.complete();
                 }
             }
-            Some(Err(_)) => guard.on_dropped(DetachCause::ResponseDropped),
+            Some(Err(_)) => guard.report_dropped(DetachCause::ResponseDropped),
             None => guard.complete(),
         }
         Poll::Ready(polled)
@@ -178,7 +180,7 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// Returns an empty body that belongs to no call. Outer layers use such a body for their own answers.
+    /// Returns an empty body that belongs to no call. Outer layers use such a body for answers of their own.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }

@@ -1,8 +1,8 @@
-//! The inner answer as events, for a response whose head was sent early.
+//! The inner answer as events, for a response whose head has been sent early.
 //!
-//! Once the client has received `200 text/event-stream`, every answer from the inner service must become events. Events stay as
-//! they are, a JSON body becomes the data of one event, and any other answer becomes a JSON-RPC error. The headers of the inner
-//! answer are lost.
+//! Once the client has received `200 text/event-stream`, every answer from the inner service has to be turned into events. Events
+//! are passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC error.
+//! The inner answer's headers are lost.
 
 use std::{
     fmt,
@@ -28,10 +28,10 @@ use crate::{
     sse::{self, BomFilter},
 };
 
-/// Number of bytes after which no more of a refusal is read: 64 KiB. A JSON-RPC error is shorter.
+/// Number of bytes after which a refusal is not read any further. JSON-RPC errors are shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// The pending answer from the inner service. `None` if the service fails.
+/// Resolves to the inner service's answer, or to `None` if the service fails.
 pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.
@@ -43,7 +43,7 @@ pub(super) struct CommittedBody<B> {
 enum CommitStage<B> {
     Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// The data of one event. The event starts at the first byte that is not white space.
+    /// The data of a single event, which starts at the first byte that is not white space.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -56,7 +56,7 @@ enum CommitStage<B> {
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
-    /// Removes a byte order mark, which inside an event would be part of the text.
+    /// Removes a byte order mark, which would be part of the text inside an event.
     bom_filter: BomFilter,
     has_data: bool,
 }
@@ -77,7 +77,7 @@ where
 
     pub(super) fn poll_frame(&mut self, guard: &mut Guard, cx: &mut Context<'_>) -> Polled<B> {
         loop {
-            let polling = guard.polling();
+            let polling = guard.poll_guard();
             match &mut self.stage {
                 CommitStage::Pending(pending) => {
                     let response = pending.as_mut().poll(cx);
@@ -96,7 +96,7 @@ where
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
-                    // Events have no trailers, and nothing follows the trailers of the body.
+                    // Events have no trailers, and nothing can follow the body's trailers.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
                         Some(mut data) => {
                             match json.convert(data.copy_to_bytes(data.remaining())) {
@@ -137,7 +137,9 @@ where
         }
     }
 
-    /// Handles the answer. Returns the bytes to send at once, or `None` if the body must be polled first.
+    /// Handles the answer.
+    ///
+    /// Returns the bytes to send immediately, or `None` if the body has to be polled first.
     fn on_answer(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
         let Some(answer) = answer else {
             guard.fail();
@@ -146,7 +148,7 @@ where
             return Some(error_event((&self.request).into(), error));
         };
         let (parts, body) = answer.into_parts();
-        let mcp_headers = McpHeaders::of(&parts.headers);
+        let mcp_headers = McpHeaders::from_map(&parts.headers);
         let head = classify_head(parts.status, &mcp_headers);
         match guard.exchange().map(|exchange| exchange.on_head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
@@ -160,8 +162,8 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that was sent early does not declare this encoding.
-                guard.on_dropped(DetachCause::ResponseDropped);
+                // The head has already been sent, and does not declare this encoding.
+                guard.report_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
             Head::Refusal { .. } if !is_encoded => CommitStage::Refusal {
@@ -183,7 +185,7 @@ where
 impl<B> JsonEvent<B> {
     fn new(status: StatusCode, body: B) -> Self {
         let mut bom_filter = BomFilter::default();
-        bom_filter.after_injection();
+        bom_filter.record_injection();
         Self {
             status,
             body: Box::pin(body),
@@ -192,9 +194,9 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for the next frame, or `None` while the body contains only white space.
+    /// Returns the bytes to send for a frame, or `None` if only white space has been received.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
-        let data = on_one_line(self.bom_filter.filter(frame));
+        let data = replace_line_breaks(self.bom_filter.filter(frame));
         if self.has_data {
             return Some(data);
         }
@@ -211,8 +213,8 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// Replaces the line breaks of JSON with spaces. They can occur only between tokens.
-fn on_one_line(json: Bytes) -> Bytes {
+/// Replaces line breaks in JSON with spaces, because they can only occur between tokens.
+fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
@@ -225,7 +227,7 @@ fn on_one_line(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event contains the body's JSON-RPC error if there is one, and otherwise an error with the status.
+/// The event contains the body's JSON-RPC error if it has one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)
@@ -248,5 +250,5 @@ fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
 }
 
 fn error_event(id: Value, error: Value) -> Bytes {
-    sse::event(&jsonrpc::error(id, error))
+    sse::event(&jsonrpc::error_response(id, error))
 }

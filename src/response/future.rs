@@ -1,7 +1,7 @@
-//! The response future: from the request to the head.
+//! The response future, from the request to the response head.
 //!
-//! It may complete before the inner service answers. The reason is that the call was cancelled here, that the head is sent early, or
-//! that the client disconnected while hyper is not reading.
+//! It can complete before the inner service answers: if this server has cancelled the call, if the head is sent early, or if the
+//! client has disconnected while hyper is not reading.
 
 use std::{
     fmt, mem,
@@ -30,31 +30,33 @@ use super::{
 };
 use crate::{
     call::{CallInfo, DetachCause},
-    exchange::{BodyPlan, Delivering, Guard, Head, Tap},
+    exchange::{BodyPlan, DeliveryGuard, Guard, Head, Tap},
     headers::{McpHeaders, accepts_events},
     options::Options,
 };
 
-/// Interval of probes in an early committed stream if [`keep_alive`] is not set: 15 s.
+/// The probe interval in a stream that is committed early, if [`keep_alive`] is not set.
 ///
-/// Chosen because it is a quarter of the shortest idle limit that proxies have by default.
+/// This is a quarter of the shortest idle limit that proxies have by default.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Minimum interval at which the future checks whether the call is already known: 100 ms.
+/// Minimum interval at which the future checks whether the call is known yet.
 ///
-/// The interval is longer with a longer [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
+/// A longer [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) makes the interval longer.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Replaces an instant that overflows: 10 years.
+/// Stands in for a duration that would overflow an instant.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs for a client that disconnected before its response.
+/// The status that nginx logs when a client disconnects before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
-    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). A drop before it is ready counts as a disconnect.
+    /// The response future of [`CancelOnDisconnect`](crate::CancelOnDisconnect).
+    ///
+    /// Dropping it before it is ready counts as a disconnect.
     ///
     /// ```
     /// use axum::body::Body;
@@ -78,13 +80,13 @@ pin_project! {
     /// # }
     /// ```
     pub struct ResponseFuture<F> {
-        // First, so that the token fires before the inner future's destructors run.
+        // Declared first, so that the token fires before the inner future's destructors run.
         guard: Guard,
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set once the call was answered although the inner service has not returned the response head. A drain waits for it.
-        delivering: Option<Delivering>,
+        // Set once the call has been answered, if the inner service has not returned the response head yet. A drain waits for it.
+        delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
 }
@@ -93,24 +95,24 @@ pin_project! {
     #[project = InnerFutureProj]
     enum InnerFuture<F> {
         Inline { #[pin] future: F },
-        // Boxed if it may have to continue in the body.
+        // Boxed if it might have to continue in the body.
         Boxed { future: Option<Pin<Box<F>>> },
     }
 }
 
 /// A request's use of its session until the response head.
 ///
-/// Needed because the session manager does not know of a request whose body is incomplete, or that waits in a middleware.
+/// Needed because the session manager does not know about a request whose body is incomplete, or that is waiting in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll was pending yet, or a session manager had bound the call by then.
+    /// No poll has been pending yet, or a session manager had bound the call by then.
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
     Started { _use: Option<Box<dyn Send + Sync>> },
 }
 
-/// How the response is handled, according to the request and the options of the layer.
+/// How the response is handled, according to the request and the layer's options.
 #[derive(Default)]
 pub(crate) struct ResponseOptions {
     head_only: bool,
@@ -120,7 +122,7 @@ pub(crate) struct ResponseOptions {
 
 /// Measures how long the inner service has been silent.
 ///
-/// The time starts when the call becomes known, because a client may upload its request slowly.
+/// The clock starts once the call is known, because a client might be uploading its request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
@@ -146,7 +148,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// Returns the future of a request that another layer already handles.
+    /// Creates the future for a request that another layer is already handling.
     pub(crate) fn passthrough(future: F) -> Self {
         Self::new(Guard::inert(), future, ResponseOptions::default())
     }
@@ -164,20 +166,21 @@ where
         let mut this = self.project();
         if let Some(exchange) = this.guard.exchange() {
             exchange.set_response_waker(cx.waker());
-            if let Some(cancel_response) = exchange.cancel_response() {
+            if let Some(cancellation_error) = exchange.cancellation_error() {
                 this.guard.complete();
-                return Poll::Ready(Ok(json(cancel_response)));
+                return Poll::Ready(Ok(json_response(cancellation_error)));
             }
         }
         let polled = {
-            let _polling = this.guard.polling();
+            let _polling = this.guard.poll_guard();
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
             *this.session_use = UseUntilHead::NotYet;
         }
         if let Some(exchange) = this.guard.exchange() {
-            // Before `parse_body`, only a session manager can have made a call known, and a call in flight uses its session.
+            // Before `parse_body`, only a session manager can have made a call known, and an in-flight call already uses its
+            // session.
             if polled.is_pending()
                 && matches!(this.session_use, UseUntilHead::NotYet)
                 && !exchange.has_call()
@@ -197,14 +200,14 @@ where
                 Poll::Ready(Err(error))
             }
             Poll::Pending if is_ready(&mut this.options.peer, cx) => {
-                this.guard.on_dropped(DetachCause::PeerClosed);
+                this.guard.report_dropped(DetachCause::PeerClosed);
                 Poll::Ready(Ok(client_closed_request()))
             }
             Poll::Pending => {
                 if this.delivering.is_none()
                     && let Some(exchange) = this.guard.exchange()
                 {
-                    *this.delivering = exchange.delivering();
+                    *this.delivering = exchange.delivery_guard();
                 }
                 let Some(silence) = &mut this.options.commit else {
                     return Poll::Pending;
@@ -262,7 +265,7 @@ impl<F: Future> InnerFuture<F> {
 // === impl Silence ===
 
 impl Silence {
-    /// Returns `None` outside of a tokio runtime.
+    /// Returns `None` outside a tokio runtime.
     fn new(limit: Duration) -> Option<Self> {
         Some(Self {
             limit,
@@ -271,8 +274,9 @@ impl Silence {
         })
     }
 
-    /// Returns the call once the inner service has been silent for the limit. Returns `None` before that, or if no call is in
-    /// flight.
+    /// Returns the call once the inner service has been silent for the limit.
+    ///
+    /// Returns `None` before that, or if no call is in flight.
     fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
@@ -287,23 +291,29 @@ impl Silence {
             if self.has_call {
                 return call;
             }
-            // Another task may read the request body, so this future may not be polled when the call becomes known.
+            // Another task might be reading the request body, so this future might not be polled when the call becomes known.
             self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
     }
 
     fn wait(&mut self, from: Instant, time: Duration) {
-        let at = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
-        self.timer.as_mut().reset(at);
+        let deadline = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
+        self.timer.as_mut().reset(deadline);
     }
 }
 
 // === impl ResponseOptions ===
 
 impl ResponseOptions {
-    /// Returns the options for a request. `may_be_call` is `true` if the request may have a call, according to its head.
-    pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
+    /// Returns the options for a request.
+    ///
+    /// `may_be_call` is whether the request might contain a call, judging by its head.
+    pub(crate) fn for_request<B>(
+        request: &Request<B>,
+        may_be_call: bool,
+        options: &Options,
+    ) -> Self {
         let commit_after = options
             .commit_after
             .filter(|_| may_be_call && accepts_events(request.headers()));
@@ -314,7 +324,7 @@ impl ResponseOptions {
         }
     }
 
-    /// Returns `true` if the inner answer may have to be sent as events.
+    /// Returns `true` if the inner answer might have to be sent as events.
     pub(crate) fn may_commit(&self) -> bool {
         self.commit.is_some()
     }
@@ -329,7 +339,7 @@ impl ResponseOptions {
         RB: Body + Send + 'static,
     {
         let (mut parts, body) = response.into_parts();
-        let mcp_headers = McpHeaders::of(&parts.headers);
+        let mcp_headers = McpHeaders::from_map(&parts.headers);
         let has_exact_size = body.size_hint().exact().is_some();
         let length = body
             .size_hint()
@@ -355,12 +365,12 @@ impl ResponseOptions {
             BodyPlan::Late { .. } | BodyPlan::Pass => {}
         }
         if self.head_only || has_no_content(parts.status) {
-            // hyper drops these bodies unpolled.
+            // hyper drops these bodies without polling them.
             guard.complete();
         }
         let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
-            // The server may be working until the end of the body. With a known length, the last byte is the end.
+            // The server might keep working until the body ends. If the length is known, the last byte is the end.
             let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));
@@ -412,16 +422,16 @@ impl ResponseOptions {
     }
 }
 
-/// Returns the answer to a call that was cancelled here.
+/// Returns the answer to a call that this server has cancelled.
 #[cold]
-fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
+fn json_response<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
 }
 
-/// Returns the response for a client that has disconnected, which no client receives.
+/// Returns the response for a client that has disconnected and will not receive it.
 #[cold]
 fn client_closed_request<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));

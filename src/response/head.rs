@@ -13,7 +13,7 @@ pub(super) fn content_length(headers: &McpHeaders<'_>) -> Option<u64> {
     length.to_str().ok()?.parse().ok()
 }
 
-/// Returns what a response head means for the call of its request.
+/// Returns what a response head means for its request's call.
 pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
     if !status.is_success() {
         return Head::Refusal {
@@ -29,7 +29,7 @@ pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Hea
     }
 }
 
-/// Returns `true` if a client may send the same request again later.
+/// Returns `true` if the client can send the same request again later.
 ///
 /// See RFC 9110, sections 15.5.9 and 15.6, and RFC 6585, section 4.
 fn is_temporary(status: StatusCode) -> bool {
@@ -40,10 +40,10 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns `true` if the content has the media type `media_type`.
+/// Returns `true` if the content's media type is `media_type`.
 pub(super) fn has_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
     let value = headers.content_type.first();
-    value.is_some_and(|value| headers::names_media_type(value, media_type))
+    value.is_some_and(|value| headers::is_media_type(value, media_type))
 }
 
 /// Returns `true` if responses with `status` have no content (RFC 9110, section 6.4.1).

@@ -1,8 +1,8 @@
-//! A resumed stream of a cancelled call, without a session manager.
+//! A cancelled call's resumed stream, without a session manager.
 //!
-//! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
-//! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer or has no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error. The buffered events are dropped, because some clients would
+//! The call might have completed unobserved before it was cancelled, and its server might have stored the answer, so the stream
+//! is buffered at first. Once it has the answer, the whole buffer is passed on. If it ends without the answer, or yields no event
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error and the buffered events are dropped, because some clients would
 //! resume again after an event with an id.
 
 use std::{
@@ -19,15 +19,15 @@ use tokio::time::Instant;
 use super::{Polled, Sleeper, timer};
 use crate::{call::RequestId, envelope::Answers, sse::Reader};
 
-/// Maximum time until the next event from the server: 1 s, as with a session manager.
+/// Maximum time to wait for the server's next event, the same as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are buffered: 1 MiB. A longer stream is passed on.
+/// Maximum number of bytes to buffer. A longer stream is passed on.
 ///
-/// Chosen as the default of `Limits::retained_of_session`.
-const MAX_HELD: usize = 1024 * 1024;
+/// This is also the default of `Limits::retained_of_session`.
+const MAX_BUFFERED: usize = 1024 * 1024;
 
-/// The inner body, with its buffer.
+/// The inner body and its buffer.
 pub(super) struct Late<B> {
     body: Pin<Box<B>>,
     stage: LateStage,
@@ -35,7 +35,7 @@ pub(super) struct Late<B> {
 
 enum LateStage {
     Reading(Box<HeldBack>),
-    /// The inner body contains the answer or is longer than [`MAX_HELD`].
+    /// The inner body contains the answer or is longer than [`MAX_BUFFERED`].
     Passing,
     Ended,
 }
@@ -45,14 +45,14 @@ struct HeldBack {
     error: Bytes,
     reader: Reader,
     held: BytesMut,
-    /// `None` outside of a tokio runtime.
+    /// `None` outside a tokio runtime.
     silence: Option<Sleeper>,
 }
 
 // === impl Late ===
 
 impl<B> Late<B> {
-    /// `error` is the event for the client if the stream does not contain the answer to `request`.
+    /// `error` is the event to send if the stream does not contain the answer to `request`.
     pub(super) fn new(body: B, request: RequestId, error: Bytes) -> Self {
         Self {
             body: Box::pin(body),
@@ -121,14 +121,16 @@ impl HeldBack {
             is_event = true;
             is_answer |= match event.answers {
                 Answers::One(request) => request == self.request,
-                // A batch may contain the answer.
+                // A batch might contain the answer.
                 Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });
-        if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event_deadline()) {
-            silence.as_mut().reset(at);
+        if is_event
+            && let (Some(silence), Some(deadline)) = (&mut self.silence, next_event_deadline())
+        {
+            silence.as_mut().reset(deadline);
         }
-        let is_passed_on = is_answer || self.held.len() > MAX_HELD;
+        let is_passed_on = is_answer || self.held.len() > MAX_BUFFERED;
         is_passed_on.then(|| mem::take(&mut self.held).freeze())
     }
 

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `future` | from the request to the head; decides whether to commit early |
 //! | `body` | from the head to the end, for any body; defines what counts as its end |
-//! | `stream` | a body of events: probes, injected messages, a client that is not reading |
-//! | `slot` | holds the inner body of a stream, so that the timer can drop it too |
-//! | `commit` | the inner answer as events, after a head that was sent early |
-//! | `late` | a resumed stream of a cancelled call: the answer if the server has it, otherwise the error |
+//! | `stream` | an event stream: probes, injected messages, clients that are not reading |
+//! | `slot` | holds a stream's inner body, so that the timer can drop it too |
+//! | `commit` | the inner answer as events, after the head has been sent early |
+//! | `late` | a cancelled call's resumed stream: the answer if the server has it, otherwise the error |
 
 use std::{
     pin::Pin,
@@ -53,7 +53,7 @@ fn peer_closed(_: &Extensions) -> Option<PeerClosed> {
     None
 }
 
-/// Polls a future. Returns `true` if it is ready, and `false` if there is none.
+/// Polls a future. Returns `true` if it is ready, or `false` if it is pending or there is none.
 fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
 where
     F: Future + ?Sized,
@@ -63,7 +63,7 @@ where
         .is_some_and(|future| future.as_mut().poll(cx).is_ready())
 }
 
-/// Returns a timer, or `None` outside of a tokio runtime.
+/// Returns a timer, or `None` outside a tokio runtime.
 fn timer(time: Duration) -> Option<Sleeper> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))

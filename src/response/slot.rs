@@ -1,9 +1,9 @@
-//! Holds the inner body of a stream, so that the timer can drop it without a poll by hyper.
+//! Holds a stream's inner body, so that the timer can drop it even if hyper does not poll.
 //!
-//! hyper polls a body only while the client is reading. A client that is not reading would keep the inner body open forever,
-//! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). So the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself. The reader takes it out of the slot for every poll, and restores it
-//! afterwards. Closing the slot drops the body. No lock is held while the body is polled or dropped.
+//! hyper polls a body only while the client is reading, so a client that is not reading would keep the inner body open forever
+//! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). That is why the body is not in the
+//! [`EventStream`](super::stream::EventStream) itself: the reader takes it out of the slot for every poll and restores it
+//! afterwards, and closing the slot drops it. No lock is held while the body is being polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -38,7 +38,7 @@ pub(super) struct BodySlot<B> {
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Behind the same lock, because one lock costs less than two.
+    /// Under the same lock, because one lock costs less than two.
     reader: Option<Waker>,
     /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,
@@ -52,9 +52,9 @@ struct Injected {
 }
 
 pin_project! {
-    /// The inner body, with the guard that reports its drop.
+    /// The inner body, and the guard that reports when it is dropped.
     pub(super) struct InnerBody<B> {
-        // First, so that the token fires before the inner body's destructors run.
+        // Declared first, so that the token fires before the inner body's destructors run.
         guard: Guard,
         #[pin]
         inner: Inner<B>,
@@ -73,23 +73,23 @@ pin_project! {
 /// Why the slot was closed.
 #[derive(Debug, Clone, Copy)]
 enum Closing {
-    /// The client receives an error, because its call ended.
+    /// The client receives an error, because its call has ended.
     WithError,
     /// The client is not reading or has disconnected.
     Detached(DetachCause),
 }
 
-/// The next step of the reader.
+/// The reader's next step.
 pub(super) enum Next<B> {
-    /// Sends a message.
+    /// Send a message.
     Message(Bytes),
-    /// Polls the inner body and restores it.
+    /// Poll the inner body and restore it.
     Inner(Pin<Box<InnerBody<B>>>),
-    /// Ends the stream.
+    /// End the stream.
     Closed,
 }
 
-/// Measures how long the client has not read.
+/// Measures how long the client has not been reading.
 struct Stall {
     limit: Duration,
     since: Instant,
@@ -121,25 +121,28 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Sets the timer that detects a reader that does not poll. Has no effect without a stall timeout.
+    /// Sets the timer that detects when the reader stops polling.
+    ///
+    /// It has no effect without a stall timeout.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
-            // Called once for each slot.
-            let _first = stall.timer.set(timer);
+            // Called only once per slot.
+            let _ = stall.timer.set(timer);
         }
     }
 
-    /// Returns `true` if there is a stall timeout.
     pub(super) fn has_stall_timeout(&self) -> bool {
         self.stall.is_some()
     }
 
-    /// Returns `true` if the slot was closed because the call ended. The client receives an error.
+    /// Returns `true` if the slot was closed because the call has ended.
+    ///
+    /// In that case, the client receives an error.
     pub(super) fn was_closed_with_error(&self) -> bool {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// Returns the next injected message, even in the middle of an event.
+    /// Returns the next injected message, even mid-event.
     ///
     /// Returns `None` if no message is left, or if the slot was not closed with an error.
     pub(super) fn next_remaining_message(&self) -> Option<Bytes> {
@@ -149,34 +152,38 @@ impl<B> BodySlot<B> {
         injected.messages.pop_front()
     }
 
-    /// Records that the reader polls.
-    pub(super) fn reader_polled(&self) {
+    /// Records that the reader is polling.
+    pub(super) fn record_poll(&self) {
         if let Some(stall) = &self.stall {
             stall.delivered_at.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Records that a frame was delivered. If the reader does not poll again, the client is not reading.
-    pub(super) fn frame_delivered(&self) {
+    /// Records that a frame has been delivered.
+    ///
+    /// If the reader does not poll again after this, the client is not reading.
+    pub(super) fn record_delivery(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
             stall.delivered_at.store(elapsed + 1, Ordering::Relaxed);
         }
     }
 
-    /// Returns the next step of the reader, which is a message only at a boundary. From now on, `waker` wakes the reader.
+    /// Returns the reader's next step, which is a message only at a boundary.
+    ///
+    /// From then on, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, previous) = {
             let mut state = self.state();
             let previous = state.replace_waker(waker);
             (state.next(at_boundary), previous)
         };
-        // The previous waker may own its task, so it is dropped without the lock.
+        // The previous waker might own its task, so it is dropped without holding the lock.
         drop(previous);
         next
     }
 
-    /// Restores the inner body after a poll. Returns `false` if the slot was closed in the meantime.
+    /// Restores the inner body after a poll. Returns `false` if the slot has been closed in the meantime.
     pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {
@@ -188,7 +195,7 @@ impl<B> BodySlot<B> {
         false
     }
 
-    /// Drops the inner body, as a disconnect does.
+    /// Drops the inner body, just as a disconnect does.
     pub(super) fn drop_inner(&self) {
         let body = self.state().inner.take();
         drop(body);
@@ -199,7 +206,9 @@ impl<B> BodySlot<B> {
         self.close_with(Closing::Detached(cause));
     }
 
-    /// Closes the slot, reports the end of the inner body and wakes the reader. A second close keeps the first reason.
+    /// Closes the slot, reports the end of the inner body and wakes the reader.
+    ///
+    /// If the slot is already closed, the first reason is kept.
     #[cold]
     fn close_with(&self, closing: Closing) {
         let (body, reader) = {
@@ -231,7 +240,7 @@ impl<B> State<B> {
         self.inner.take().map_or(Next::Closed, Next::Inner)
     }
 
-    /// Returns the previous waker.
+    /// Returns the previous waker if it has been replaced.
     fn replace_waker(&mut self, waker: &Waker) -> Option<Waker> {
         match &self.reader {
             Some(reader) if reader.will_wake(waker) => None,
@@ -259,7 +268,7 @@ fn report_closed<B>(mut body: Pin<Box<InnerBody<B>>>, closing: Closing) {
     let guard = body.as_mut().guard();
     match closing {
         Closing::WithError => guard.complete(),
-        Closing::Detached(cause) => guard.on_dropped(cause),
+        Closing::Detached(cause) => guard.report_dropped(cause),
     }
 }
 
@@ -297,7 +306,7 @@ impl<B: Send> OnDeadline for BodySlot<B> {
             return Some(Rearm::At(deadline));
         }
         match timeliness {
-            // The runtime stalled, and so did the reader.
+            // The runtime has stalled, and the reader with it.
             Timeliness::Late => rearm_at.map(Rearm::At),
             Timeliness::Delayed => Some(Rearm::Soon),
             Timeliness::OnTime => {
@@ -325,18 +334,18 @@ where
         let this = self.project();
         match this.inner.project() {
             InnerProj::Body { body } => {
-                let _polling = this.guard.polling();
+                let _polling = this.guard.poll_guard();
                 body.poll_frame(cx)
             }
             InnerProj::Committed { committed } => committed.poll_frame(this.guard, cx),
             InnerProj::Late { late } => {
-                let _polling = this.guard.polling();
+                let _polling = this.guard.poll_guard();
                 late.poll_frame(cx)
             }
         }
     }
 
-    /// Returns `true` if the body reports its end.
+    /// Returns `true` if the body reports that it has ended.
     pub(super) fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Body { body } => body.is_end_stream(),

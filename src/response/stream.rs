@@ -1,11 +1,11 @@
 //! A response body of server-sent events, or of an answer that is sent in pieces.
 //!
-//! It forwards the inner body frame by frame. Between two events the layer injects probes, which detect a client that has
-//! disconnected, and the error for a client whose call was cancelled here. If the inner body was dropped in the middle of an event,
-//! the layer ends that event before the error.
+//! It forwards the inner body frame by frame. Between events, the layer injects probes, which detect a disconnected client, and
+//! the error for a client whose call was cancelled by this server. If the inner body was dropped mid-event, the layer ends that
+//! event before the error.
 //!
-//! With a stall timeout, the stream delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame once it has
-//! written the last one to the socket. So without pieces, a client that reads a large frame slowly would count as stalled.
+//! With a stall timeout, the stream delivers large frames in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame only
+//! once it has written the last one to the socket, so a client that reads a large frame slowly would otherwise count as stalled.
 
 use std::{
     mem,
@@ -27,32 +27,32 @@ use super::{
 };
 use crate::{
     call::DetachCause,
-    exchange::{Delivering, Exchange, Guard},
+    exchange::{DeliveryGuard, Exchange, Guard},
     registry::StreamHandle,
     sse::{self, BomFilter, Boundary},
 };
 
-/// Header with which a response disables buffering by nginx.
+/// The header with which a response disables buffering in nginx.
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Maximum number of bytes that are delivered at once under a stall timeout: 16 KiB.
+/// Maximum number of bytes to deliver at once under a stall timeout.
 ///
-/// Chosen because it is the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
+/// This is the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
     slot: Arc<BodySlot<B>>,
     content: Content,
-    /// The rest of a frame that is delivered in pieces.
+    /// The rest of a frame that is being delivered in pieces.
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,
     /// The exchange of the call that this stream resumes.
     resumed: Option<Arc<Exchange>>,
-    /// `true` once the stream is registered because it stays open after its call has ended.
+    /// Whether the stream has been registered because it is outliving its call.
     is_registered: bool,
-    /// Set while the stream must still deliver the answer to an ended call.
-    delivering: Option<Delivering>,
+    /// Set while the stream has yet to deliver the answer to an ended call.
+    delivering: Option<DeliveryGuard>,
     ended: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Content {
     Passthrough { remaining: Option<u64> },
     /// The answer itself, with the number of bytes left if its length is known.
     ///
-    /// As long as only white space has been sent, the error of a cancel can replace JSON of unknown length.
+    /// As long as only white space has been sent, JSON of unknown length can be replaced with the error for a cancel.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
@@ -99,7 +99,7 @@ impl<B: Send + 'static> EventStream<B> {
         if let Some(exchange) = exchange {
             let handle: Weak<dyn StreamHandle> = Arc::<BodySlot<B>>::downgrade(&slot);
             resumed = exchange.on_stream_opened(handle);
-            delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
+            delivering = resumed.as_ref().unwrap_or(&exchange).delivery_guard();
             if let Some(timeout) = stall_timeout
                 && let Some(handle) =
                     exchange.set_stream_timer(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
@@ -146,10 +146,10 @@ where
     B::Data: From<Bytes>,
 {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        self.slot.reader_polled();
+        self.slot.record_poll();
         let polled = ready!(self.poll(cx));
         if matches!(polled, Some(Ok(_))) {
-            self.slot.frame_delivered();
+            self.slot.record_delivery();
         } else {
             self.ended = true;
         }
@@ -173,7 +173,7 @@ where
                         let exchange = self.exchange_to_register(&mut body);
                         if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
-                                self.delivering = exchange.delivering();
+                                self.delivering = exchange.delivery_guard();
                                 exchange.register_orphaned_streams();
                             }
                             return self.poll_idle(cx);
@@ -182,7 +182,7 @@ where
                     Poll::Ready(Some(Ok(frame))) => return self.deliver(body, frame),
                     Poll::Ready(Some(Err(error))) => {
                         let guard = body.as_mut().guard();
-                        guard.on_dropped(DetachCause::ResponseDropped);
+                        guard.report_dropped(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
@@ -190,7 +190,7 @@ where
                         break;
                     }
                 },
-                // The call was cancelled here. Its client receives the error after the current frame.
+                // The call was cancelled by this server, and its client receives the error after the current frame.
                 Next::Closed if self.slot.was_closed_with_error() && !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
                     let piece = self.split_piece(rest);
@@ -200,7 +200,7 @@ where
                     let Some(message) = self.next_remaining_message() else {
                         break;
                     };
-                    // Ends the incomplete event, which the client cannot parse. The client then reads the error.
+                    // Terminates the incomplete event, which the client cannot parse, so that it can read the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
@@ -209,16 +209,16 @@ where
         Poll::Ready(None)
     }
 
-    /// Returns the next message for the client after the inner body was dropped.
+    /// Returns the next message for the client after the inner body has been dropped.
     ///
-    /// The body may have been dropped in the middle of an event. Returns `None` if no message is left, or if
-    /// messages cannot be injected into the body.
+    /// The body might have been dropped mid-event. Returns `None` if no message is left, or if messages cannot be injected into
+    /// the body.
     fn next_remaining_message(&self) -> Option<Bytes> {
         let is_injectable = matches!(self.content, Content::Injectable { .. });
         is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
-    /// Returns the frame, or the first piece of it, and restores the inner body.
+    /// Returns the frame, or its first piece, and restores the inner body.
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
@@ -236,7 +236,7 @@ where
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns the first piece of a frame, which may be all of it, and stores the rest.
+    /// Returns a frame's first piece, which can be all of it, and stores the rest.
     fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
         if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
@@ -245,7 +245,7 @@ where
         frame
     }
 
-    /// Lets the tap read bytes of the inner body, and forwards them.
+    /// Lets the tap read bytes from the inner body, and forwards them.
     fn observe(&mut self, body: &mut Pin<Box<InnerBody<B>>>, bytes: Bytes) -> B::Data {
         if let Some(tap) = body.as_mut().guard().tap() {
             tap.read(&bytes);
@@ -258,7 +258,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange once, when its call has ended although the inner body has not.
+    /// Returns the exchange, once, when its call has ended but the inner body has not.
     fn exchange_to_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
@@ -269,7 +269,7 @@ where
         is_first.then(|| exchange.clone())
     }
 
-    /// Runs while the inner body is pending: detects a closed connection and sends probes.
+    /// Runs while the inner body is pending, to detect a closed connection and send probes.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
             self.slot.on_disconnect(DetachCause::PeerClosed);
@@ -289,7 +289,7 @@ where
 
     #[cold]
     fn inject(&mut self, bytes: Bytes) -> Polled<B> {
-        self.bom_filter.after_injection();
+        self.bom_filter.record_injection();
         self.content.reset_probes();
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
     }
@@ -311,7 +311,7 @@ impl Content {
         }
     }
 
-    /// Returns the content of an answer. Only JSON can be replaced.
+    /// Returns the content for an answer. Only JSON can be replaced.
     pub(super) fn answer(is_json: bool, length: Option<u64>) -> Self {
         Self::Answer {
             is_untouched: is_json && length.is_none(),
@@ -319,7 +319,7 @@ impl Content {
         }
     }
 
-    /// Observes the next frame of the body.
+    /// Updates the state with the body's next frame.
     fn observe(&mut self, frame: &[u8]) {
         match self {
             Self::Passthrough { remaining: None } => {}
@@ -362,7 +362,7 @@ impl Content {
         }
     }
 
-    /// Wraps a JSON-RPC message in the format of this content.
+    /// Wraps a JSON-RPC message in this content's format.
     #[cold]
     fn wrap(&self, message: Bytes) -> Bytes {
         match self {
@@ -371,7 +371,7 @@ impl Content {
         }
     }
 
-    /// Returns `true` if all bytes of a body of known length have been sent.
+    /// Returns `true` if the body's length is known and all its bytes have been sent.
     fn is_fully_sent(&self) -> bool {
         matches!(
             self,
@@ -387,7 +387,7 @@ impl Content {
 // === impl Probes ===
 
 impl Probes {
-    /// Returns `None` outside of a tokio runtime.
+    /// Returns `None` outside a tokio runtime.
     pub(super) fn new(every: Duration) -> Option<Self> {
         Some(Self {
             every,
@@ -396,7 +396,7 @@ impl Probes {
         })
     }
 
-    /// Restarts the interval. The timer is reset only when it expires.
+    /// Restarts the interval. The timer itself is only reset when it expires.
     fn reset(&mut self) {
         self.quiet_since = Instant::now();
     }
@@ -412,7 +412,7 @@ impl Probes {
     }
 }
 
-/// Disables buffering by proxies. Headers that are already set are kept.
+/// Disables buffering by proxies, but keeps headers that are already set.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

@@ -1,37 +1,37 @@
-//! Removes the byte order mark of a body if bytes were injected before the body.
+//! Removes a body's byte order mark if bytes have been injected before the body.
 
 use bytes::{Buf, Bytes};
 
 use super::lines::BOM;
 
-/// Passes a body on and removes its byte order mark (BOM) after an injection.
+/// Forwards a body, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM counts only at the very start. After an injected message it would be part of the first line. Frames may split the BOM,
+/// A BOM only counts at the very start: after an injected message, it would be part of the first line. Frames can split the BOM,
 /// so bytes that could still become one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
-    /// Nothing was sent.
+    /// Nothing has been sent yet.
     #[default]
     AtStart,
-    /// A message was injected. `held` bytes of a BOM were received and are held back.
+    /// A message has been injected. `held` bytes of a BOM have been received and are being held back.
     AfterInjection { held: u8 },
-    /// Bytes of the body were sent.
+    /// Bytes of the body have been sent.
     Body,
 }
 
 // === impl BomFilter ===
 
 impl BomFilter {
-    /// Records that a message was injected.
-    pub(crate) fn after_injection(&mut self) {
+    /// Records that a message has been injected.
+    pub(crate) fn record_injection(&mut self) {
         if let Self::AtStart = self {
             *self = Self::AfterInjection { held: 0 };
         }
     }
 
-    /// Returns the bytes to send for the next frame, which may be none or include held-back ones.
+    /// Returns the bytes to send for a frame, which can be none or include held-back ones.
     ///
-    /// Bytes that are still held back at the end of the body are dropped.
+    /// Bytes that are still being held back when the body ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;
@@ -66,15 +66,15 @@ mod tests {
 
     const EVENT: &[u8] = b"data: 1\n\n";
 
-    fn passed(filter: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
+    fn filter_all(filter: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
         let frames = frames.iter().map(|frame| Bytes::from_static(frame));
         frames.flat_map(|frame| filter.filter(frame)).collect()
     }
 
-    fn preceded(frames: &[&'static [u8]]) -> Vec<u8> {
+    fn filter_after_injection(frames: &[&'static [u8]]) -> Vec<u8> {
         let mut filter = BomFilter::default();
-        filter.after_injection();
-        passed(&mut filter, frames)
+        filter.record_injection();
+        filter_all(&mut filter, frames)
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
             &[b"\xef\xbb", b"", b"\xbfdata", b": 1\n\n"],
         ];
         for frames in table {
-            assert_eq!(preceded(frames), EVENT, "{frames:?}");
+            assert_eq!(filter_after_injection(frames), EVENT, "{frames:?}");
         }
     }
 
@@ -101,31 +101,38 @@ mod tests {
             &[EVENT, b"\xef\xbb\xbf"],
         ];
         for frames in table {
-            assert_eq!(preceded(frames), frames.concat(), "{frames:?}");
+            assert_eq!(
+                filter_after_injection(frames),
+                frames.concat(),
+                "{frames:?}"
+            );
         }
     }
 
     #[test]
-    fn of_two_boms_one_is_removed() {
+    fn only_one_of_two_boms_is_removed() {
         let frames = [b"\xef\xbb\xbf\xef" as &[u8], b"\xbb\xbf"];
-        assert_eq!(preceded(&frames), "\u{feff}".as_bytes());
+        assert_eq!(filter_after_injection(&frames), "\u{feff}".as_bytes());
     }
 
     #[test]
     fn an_empty_frame_is_not_the_start_of_a_body() {
         let mut filter = BomFilter::default();
         assert!(filter.filter(Bytes::new()).is_empty());
-        filter.after_injection();
-        assert_eq!(passed(&mut filter, &[b"", b"\xef\xbb\xbf", EVENT]), EVENT);
+        filter.record_injection();
+        assert_eq!(
+            filter_all(&mut filter, &[b"", b"\xef\xbb\xbf", EVENT]),
+            EVENT
+        );
     }
 
     #[test]
     fn a_body_before_any_injection_keeps_its_bom() {
         let mut filter = BomFilter::default();
-        assert_eq!(passed(&mut filter, &[b"\xef"]), b"\xef");
-        filter.after_injection();
+        assert_eq!(filter_all(&mut filter, &[b"\xef"]), b"\xef");
+        filter.record_injection();
         assert_eq!(
-            passed(&mut filter, &[b"\xbb\xbf", EVENT]).len(),
+            filter_all(&mut filter, &[b"\xbb\xbf", EVENT]).len(),
             2 + EVENT.len()
         );
     }

@@ -1,17 +1,17 @@
-//! The places in a body at which bytes can be added without changing its events.
+//! The places in a body where bytes can be added without changing its events.
 
 use super::lines::{Lines, Piece};
 
-/// Finds the places between two events of a body.
+/// Finds the places between two events in a body.
 ///
-/// The start of the body is such a place, and so is the end of a comment between events. The line feed of a split CR LF may still
-/// follow. After an injected message, it makes a blank line, which does not end an event.
+/// The start of the body is such a place, and so is the end of a comment between events. The line feed of a split CR LF might
+/// still follow, but after an injected message it only forms a blank line, which does not end an event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
-    /// `true` within a line.
+    /// Whether the bytes so far end within a line.
     in_line: bool,
-    /// `true` if a line of an event follows the last blank line.
+    /// Whether a line of an event has been read since the last blank line.
     in_event: bool,
 }
 
@@ -23,9 +23,9 @@ impl Boundary {
         !self.in_line && !self.in_event
     }
 
-    /// Observes the next frame of the body.
+    /// Updates the state with the body's next frame.
     pub(crate) fn observe(&mut self, frame: &[u8]) {
-        // A frame that ends with a blank line ends at a boundary. Most frames are whole events and take this path.
+        // A frame that ends with a blank line ends at a boundary. Most frames are whole events, and so take this path.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
                 lines: Lines::after_start(),
@@ -41,7 +41,7 @@ impl Boundary {
                 Piece::Text { text, ends } => {
                     if !self.in_line && !text.is_empty() {
                         self.in_line = true;
-                        // A comment belongs to no event.
+                        // A comment does not belong to any event.
                         self.in_event |= !text.starts_with(b":");
                     }
                     if ends {

@@ -1,20 +1,20 @@
-//! The event that is being read: its lines since the last blank line.
+//! The event that is being read, with its lines since the last blank line.
 
 use std::{borrow::Cow, mem, time::Duration};
 
 use crate::envelope::{Answers, ParseFailure, answers};
 
-/// Maximum size of the buffered data of an event: 4 MiB, as for a request body.
+/// Maximum size of an event's buffered data, the same as for a request body.
 ///
-/// Data on one line of one frame is not buffered, so it may be larger.
+/// Data on a single line of a single frame is not buffered, so it can be larger.
 const MAX_DATA: usize = 4 * 1024 * 1024;
 
-/// Maximum size of the value of an `id` or a `retry`: 512 KiB.
+/// Maximum size of the value of an `id` or a `retry`.
 ///
-/// A client sends an id back in a header, and by default hyper accepts less than this for all headers together.
+/// A client sends an id back in a header, and hyper by default accepts less than this for all headers together.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// Maximum `retry`: 24 days, the maximum that an exchange stores.
+/// Maximum `retry`, the longest that an exchange can store.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// The parts of an event that matter to the calls on its stream.
@@ -22,11 +22,11 @@ const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 pub(crate) struct StreamEvent<'a> {
     /// The `id`, as it was sent. After an empty id, the client has no last event id.
     pub(crate) id: Option<&'a [u8]>,
-    /// The reconnect delay of the client.
+    /// The client's reconnect delay.
     pub(crate) retry: Option<Duration>,
     /// The request that the data answers.
     pub(crate) answers: Answers,
-    /// `true` if the data may be an answer to an unknown request.
+    /// Whether the data might be an answer to an unknown request.
     pub(crate) is_ambiguous: bool,
 }
 
@@ -38,16 +38,16 @@ pub(super) enum EventField {
     Retry,
 }
 
-/// The lines of an event that has not ended.
+/// The lines of an event that has not ended yet.
 ///
 /// While a frame `'f` is being read, strings are borrowed from it where possible.
 #[derive(Default)]
 pub(super) struct EventBlock<'f> {
-    /// The data of the event: its lines, joined by line feeds.
+    /// The event's data lines, joined by line feeds.
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,
-    /// The value of an `id` or a `retry` that is being read, and otherwise empty.
+    /// The value of the `id` or `retry` that is being read, or else empty.
     value: Text<'f>,
 }
 
@@ -60,7 +60,7 @@ enum Text<'f> {
 // === impl EventField ===
 
 impl EventField {
-    /// Returns the name with its colon.
+    /// Returns the name, including its colon.
     pub(super) fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data:",
@@ -73,16 +73,16 @@ impl EventField {
 // === impl EventBlock ===
 
 impl<'f> EventBlock<'f> {
-    /// Starts the value of a line.
+    /// Starts a line's value.
     pub(super) fn start(&mut self, field: EventField) {
         match (field, &mut self.data) {
             (EventField::Data, Some(data)) => data.push(b"\n", MAX_DATA),
-            (EventField::Data, none) => *none = Some(Text::default()),
+            (EventField::Data, data) => *data = Some(Text::default()),
             (EventField::Id | EventField::Retry, _) => {}
         }
     }
 
-    /// Adds to the value of a line.
+    /// Appends to a line's value.
     pub(super) fn append(&mut self, field: EventField, piece: &'f [u8]) {
         match field {
             EventField::Data => self.data.get_or_insert_default().push(piece, MAX_DATA),
@@ -90,7 +90,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Ends the value of a line.
+    /// Ends a line's value.
     pub(super) fn end(&mut self, field: EventField) {
         match field {
             EventField::Data => {}
@@ -114,7 +114,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Returns the event of the ended block, or `None` if the block has no field that matters.
+    /// Returns the ended block's event, or `None` if the block has no field that matters.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
         if !self.has_event() {
             return None;
@@ -153,7 +153,7 @@ impl<'f> EventBlock<'f> {
         self.data.is_some() || self.id.is_some() || self.retry.is_some()
     }
 
-    /// Returns `true` if no part of the event was received.
+    /// Returns `true` if no part of the event has been received yet.
     pub(super) fn is_empty(&self) -> bool {
         !self.has_event() && matches!(&self.value, Text::Whole(text) if text.is_empty())
     }
@@ -165,11 +165,13 @@ impl<'f> EventBlock<'f> {
             Cow::Borrowed(_) => 0,
             Cow::Owned(buffer) => buffer.capacity(),
         };
-        let of = |text: &Text<'_>| match text {
+        let text_buffer = |text: &Text<'_>| match text {
             Text::Whole(text) => buffer(text),
             Text::TooLong => 0,
         };
-        self.data.as_ref().map_or(0, of) + self.id.as_ref().map_or(0, buffer) + of(&self.value)
+        self.data.as_ref().map_or(0, text_buffer)
+            + self.id.as_ref().map_or(0, buffer)
+            + text_buffer(&self.value)
     }
 }
 

@@ -1,18 +1,20 @@
-//! Splits a body into lines, however it is split into frames.
+//! Splits a body into lines, regardless of how it is split into frames.
 
 use std::mem;
 
 use memchr::memchr2;
 
-/// The byte order mark that a body may start with.
+/// The byte order mark that a body can start with.
 pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Splits a body into lines, at any of the three line endings. A byte order mark at the start belongs to no line.
+/// Splits a body into lines, at any of the three line endings.
+///
+/// A byte order mark at the start does not belong to any line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Number of bytes of the BOM received so far. [`BOM_LEN`] once any other byte was received.
+    /// Number of BOM bytes received so far, or [`BOM_LEN`] once any other byte has been received.
     bom_bytes: u8,
-    /// `true` if the last byte was a carriage return. A line feed after it is part of the same line ending.
+    /// Whether the last byte was a carriage return. A line feed after it is part of the same line ending.
     after_return: bool,
 }
 
@@ -40,11 +42,11 @@ impl Lines {
         }
     }
 
-    /// Removes and returns the next piece of `frame`. `None` at its end.
+    /// Removes and returns the next piece of `frame`, or `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
-        if let Some(wanted) = BOM.get(usize::from(self.bom_bytes)) {
-            if first == wanted {
+        if let Some(expected) = BOM.get(usize::from(self.bom_bytes)) {
+            if first == expected {
                 *frame = rest;
                 self.bom_bytes += 1;
                 return Some(match self.bom_bytes {

@@ -1,17 +1,17 @@
-//! Reads the server-sent events of a response body, frame by frame.
+//! Reads the server-sent events in a response body, frame by frame.
 //!
-//! Without a session manager, only the bytes of the response show whether a call was answered, and whether its client can
-//! resume it. The [`Reader`] reads each frame once, before it is sent, and alters nothing. Its guarantees:
+//! Without a session manager, only the response's bytes show whether a call has been answered and whether its client can resume
+//! it. The [`Reader`] reads each frame once, before it is sent, and does not alter anything. Its guarantees:
 //!
-//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), with any of its three line endings. An event ends at its
-//!    blank line. Its type is ignored, because MCP has only messages.
-//! 2. **An event without data counts, too**, provided that it has an `id` or a `retry`. The standard does not dispatch such an event, but
-//!    its id becomes the last event id. MCP primes a stream that way.
-//! 3. **Where the body is split into frames changes nothing**, except for the limit in 5.
-//! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside one frame is
-//!    read in place. An event that is split, or has several data lines, is copied to its own buffer.
-//! 5. **Limits.** A buffer holds at most 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
-//!    512 KiB is ignored. The ends of events are always found.
+//! 1. **Events are read as the standard defines them** (WHATWG HTML, section 9.2.6), with any of its three line endings. An event
+//!    ends at its blank line. Its type is ignored, because MCP only has messages.
+//! 2. **An event without data counts, too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
+//!    its id still becomes the last event id, which is how MCP primes a stream.
+//! 3. **It makes no difference where the body is split into frames**, except for the limit in 5.
+//! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside a single frame is read in
+//!    place. An event that is split, or that has several data lines, is copied into its own buffer.
+//! 5. **Limits.** A buffer holds up to 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
+//!    512 KiB is ignored. The end of an event is always found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -36,27 +36,27 @@ mod lines;
 
 pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment. It is not an event, and serves only to detect a client that has disconnected.
+/// A comment, which is not an event and only serves to detect a disconnected client.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
-/// Reads the events of one response body.
+/// Reads the events in one response body.
 #[derive(Default)]
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
-    /// The event that was split by the end of a frame.
+    /// The event that has been split by the end of a frame.
     cut: Option<EventBlock<'static>>,
 }
 
 /// The state of the current line.
 #[derive(Clone, Copy, Default)]
 enum Line {
-    /// No byte of the line was received.
+    /// No byte of the line has been received yet.
     #[default]
     Start,
-    /// The line may be this field. The number counts the bytes of the name and the colon so far.
+    /// The line might be this field. The number counts the bytes received so far of the field's name and its colon.
     Name(EventField, u8),
-    /// After the colon. One space is not part of the value.
+    /// After the colon, where one space is not part of the value.
     Space(EventField),
     /// Within the value.
     Value(EventField),
@@ -64,7 +64,7 @@ enum Line {
     Other,
 }
 
-/// Returns an event with `data`, which must have no line breaks.
+/// Returns an event with `data`, which must not contain line breaks.
 pub(crate) fn event(data: &[u8]) -> Bytes {
     let mut event = BytesMut::with_capacity(data.len() + 8);
     event.put_slice(b"data: ");
@@ -76,7 +76,7 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 // === impl Reader ===
 
 impl Reader {
-    /// Reads the next frame of the body. Calls `event` for every event that ends in it, in order.
+    /// Reads the body's next frame, and calls `event` for every event that ends in it, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
         let mut block: EventBlock<'_> = self.cut.take().unwrap_or_default();
         let mut rest = frame;
@@ -85,7 +85,7 @@ impl Reader {
                 Piece::PartOfBom => self.line = Line::Other,
                 Piece::Bom => self.line = Line::Start,
                 Piece::Text { text, ends } => {
-                    let line = self.line.after(text, &mut block);
+                    let line = self.line.advance(text, &mut block);
                     self.line = if ends { Line::Start } else { line };
                     if ends && line.end(&mut block) {
                         if let Some(ended) = block.event() {
@@ -105,8 +105,8 @@ impl Reader {
 // === impl Line ===
 
 impl Line {
-    /// Returns the state after `text`. Appends the value to `block`.
-    fn after<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
+    /// Returns the state after `text`, and appends the value to `block`.
+    fn advance<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
         if let Self::Start = self {
             self = match text.first() {
                 None => return Self::Start,

@@ -27,7 +27,7 @@ struct Seen {
     answers: Answers,
 }
 
-// The content of events.
+// Event content.
 
 #[test]
 fn an_answer_is_read_as_rmcp_writes_it() {
@@ -123,10 +123,10 @@ fn data_lines_are_joined_by_line_feeds() {
     }
 }
 
-// The rules of the standard, line by line.
+// The standard's rules, line by line.
 
 #[test]
-fn any_line_end_ends_a_line() {
+fn any_line_ending_ends_a_line() {
     for end in ["\n", "\r", "\r\n"] {
         let lines = ["id: 1", "retry: 5", "", ":", "id: 2", "", ""];
         assert_events(&lines.join(end), &[id("1").retry(5), id("2")]);
@@ -384,24 +384,28 @@ fn an_event_inside_one_frame_is_read_whatever_its_length() {
 }
 
 #[test]
-fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
+fn a_split_event_is_buffered_up_to_the_limit() {
     let fits = long_answer(4 * MIB);
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
-        assert_eq!(gathered(&fits, size), [answer_to(7).id("1/0")], "{size}");
+        assert_eq!(
+            read_in_frames(&fits, size),
+            [answer_to(7).id("1/0")],
+            "{size}"
+        );
         let too_large = with(Answers::Ambiguous(ParseFailure::TooLarge));
-        assert_eq!(gathered(&over, size), [too_large.id("1/0")], "{size}");
+        assert_eq!(read_in_frames(&over, size), [too_large.id("1/0")], "{size}");
     }
 }
 
 #[test]
-fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
+fn data_lines_are_buffered_up_to_the_limit_in_one_frame_too() {
     let too_large = with(Answers::Ambiguous(ParseFailure::TooLarge));
     for (second, expected) in [(MIB - 1, nothing()), (MIB, too_large)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
         let text = [&lines.concat(), "id: 1\n\nid: 2\n\n"].concat();
         for size in [text.len(), 8 * 1024] {
-            let events = gathered(text.as_bytes(), size);
+            let events = read_in_frames(text.as_bytes(), size);
             assert_eq!(
                 events,
                 [expected.clone().id("1"), id("2")],
@@ -417,7 +421,7 @@ fn an_id_over_the_limit_is_ignored() {
     let text = format!("id: {longest}\n\nid: 1\nid: {longest}x\n\nretry: {longest}1\n\n");
     for size in [text.len(), 1000, MIB] {
         assert_eq!(
-            gathered(text.as_bytes(), size),
+            read_in_frames(text.as_bytes(), size),
             [id(&longest), id("1")],
             "{size}"
         );
@@ -432,18 +436,20 @@ fn events_after_one_that_is_too_long_are_read() {
         answer_to(7),
     ];
     assert_eq!(
-        gathered(&text, 64 * 1024),
+        read_in_frames(&text, 64 * 1024),
         expected.map(|event| event.id("1/0"))
     );
 }
 
-/// Returns the number of allocated bytes of a reader.
+/// Returns the number of bytes that a reader has allocated.
 fn allocated(reader: &Reader) -> usize {
     reader.cut.as_ref().map_or(0, EventBlock::allocated)
 }
 
-/// Reads `text` in frames of `size` bytes. Asserts that buffers stay within their limits in the meantime, and that none is left in the end.
-fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
+/// Reads `text` in frames of `size` bytes.
+///
+/// Asserts that buffers stay within their limits in the meantime, and that none is left at the end.
+fn read_in_frames(text: &[u8], size: usize) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
     for frame in text.chunks(size) {
@@ -499,7 +505,7 @@ proptest! {
         let frames = cut(text.as_bytes(), &cuts);
         prop_assert_eq!(&read(frames.iter().copied()).0, &expected, "{:?}", frames);
         assert_matches_reference(text.as_bytes(), &cuts)?;
-        prop_assert_eq!(by_sse_stream(&frames), expected, "{:?}", frames);
+        prop_assert_eq!(read_with_sse_stream(&frames), expected, "{:?}", frames);
     }
 }
 
@@ -535,8 +541,8 @@ fn cut<'a>(text: &'a [u8], cuts: &[Index]) -> Vec<&'a [u8]> {
         .collect()
 }
 
-/// The events as rmcp's client reads them.
-fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
+/// Reads the events as rmcp's client does.
+fn read_with_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
     let frames: Vec<_> = frames
         .iter()
         .map(|frame| Ok::<_, Infallible>(Bytes::copy_from_slice(frame)))
@@ -621,7 +627,7 @@ fn lines(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     (lines, rest)
 }
 
-// Inputs of the properties.
+// Property inputs.
 
 fn fragment() -> impl Strategy<Value = Vec<u8>> {
     let fragments: Vec<&[u8]> = vec![
@@ -662,7 +668,7 @@ fn fragment() -> impl Strategy<Value = Vec<u8>> {
     select(fragments).prop_map(<[u8]>::to_vec)
 }
 
-/// What a server may write between two blank lines.
+/// What a server can write between two blank lines.
 #[derive(Debug, Clone)]
 struct Part {
     data: Option<(String, Answers)>,
@@ -689,7 +695,7 @@ fn part() -> impl Strategy<Value = Part> {
     })
 }
 
-/// A message on one or several lines, and the id that it answers.
+/// A message on one or more lines, and the request that it answers.
 fn message() -> impl Strategy<Value = (String, Answers)> {
     let message = prop_oneof![
         3 => response().prop_map(|(id, response)| (response, Answers::One(id))),
@@ -749,7 +755,7 @@ impl Part {
     }
 }
 
-/// Writes parts with line ends, orders of fields and spaces that depend on a seed.
+/// Writes parts with line endings, field orders and spaces that depend on a seed.
 struct Layout(u64);
 
 impl Layout {
@@ -772,20 +778,20 @@ impl Layout {
             fields.splice(after..after, data.map(|line| ("data", line)));
             for (name, value) in fields {
                 let space = value.starts_with(' ') || self.roll(3) > 0;
-                let end = self.line_end();
-                text.extend([name, ":", if space { " " } else { "" }, value, end]);
+                let ending = self.line_ending();
+                text.extend([name, ":", if space { " " } else { "" }, value, ending]);
             }
-            // A line feed would make one line end of it and the carriage return before.
+            // A line feed alone would form a single line ending with the carriage return before it.
             let after_return = text.ends_with('\r');
             text.push_str(if after_return {
                 "\r\n"
             } else {
-                self.line_end()
+                self.line_ending()
             });
         }
     }
 
-    fn line_end(&mut self) -> &'static str {
+    fn line_ending(&mut self) -> &'static str {
         ["\n", "\n", "\r\n", "\r"][self.roll(4) as usize]
     }
 
@@ -846,10 +852,10 @@ fn assert_events(text: &str, expected: &[Seen]) {
     assert_bytes(text.as_bytes(), expected);
 }
 
-/// Checks the events and the boundaries of a body, however it is split into frames.
+/// Checks a body's events and boundaries, regardless of how it is split into frames.
 ///
-/// The body is read in one frame, in frames of one byte, and cut at any one or two places. Two equal places, or a place at an end,
-/// give an empty frame.
+/// The body is read in one frame, in one-byte frames, and cut at any one or two places. Two equal places, or a place at either
+/// end, yield an empty frame.
 #[track_caller]
 fn assert_bytes(text: &[u8], expected: &[Seen]) {
     let check = |frames: &[&[u8]]| {
@@ -884,7 +890,7 @@ fn assert_bytes(text: &[u8], expected: &[Seen]) {
     assert_eq!(reference(text), expected);
 }
 
-/// The events of a body in frames, and whether it was at a boundary after each.
+/// Returns a body's events, and whether it was at a boundary after each frame.
 fn read<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Seen>, Vec<bool>) {
     let mut reader = Reader::default();
     let mut boundary = Boundary::default();

@@ -1,4 +1,4 @@
-//! The timer's entries: each calls its target when its deadline passes.
+//! The timer's entries, each of which calls its target once its deadline has passed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,23 +10,22 @@ use tokio::time::Instant;
 
 use super::lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness};
 
-/// Maximum lateness before the runtime counts as stalled: 1 s.
+/// Lateness beyond which a runtime counts as stalled.
 pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// Maximum number of rechecks of one deadline: 10.
+/// Maximum number of times a deadline is rechecked in a row.
 ///
-/// On a machine that is never on time, ending an orphan, an idle session or an unread stream then takes about one second
-/// longer.
+/// On a machine that is never on time, ending an orphan, an idle session or an unread stream then takes about a second longer.
 pub(crate) const MAX_RECHECKS: u8 = 10;
 
 /// The target of a timer entry.
 pub(crate) trait OnDeadline: Send + Sync {
-    /// Handles an expired deadline. Returns the next deadline; `None` disarms the entry.
+    /// Handles an expired deadline. Returns the next deadline, or `None` to disarm the entry.
     ///
-    /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called in the meantime.
+    /// Calls can overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) is called in the meantime.
     ///
-    /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them. It then
-    /// resets its handle to the earliest deadline of the others.
+    /// A target with several deadlines takes each one's lateness from `lateness`. If it only handles some of them, it resets its handle
+    /// to the earliest of the others.
     fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
 
@@ -37,7 +36,7 @@ pub(crate) enum Rearm {
     At(Instant),
     /// [`RECHECK_DELAY`] later, because the timer was [delayed](Timeliness::Delayed).
     ///
-    /// The deadline seems to have passed. At most [`MAX_RECHECKS`] times in a row.
+    /// Used if the deadline seems to have passed, at most [`MAX_RECHECKS`] times in a row.
     Soon,
 }
 
@@ -46,13 +45,13 @@ pub(super) struct EntryId(u64);
 
 /// All entries, ordered by deadline.
 ///
-/// A `Weak` keeps the allocation of its target, so an entry is removed with its [`TimerHandle`](super::TimerHandle).
+/// A `Weak` keeps its target's allocation, so an entry is removed along with its [`TimerHandle`](super::TimerHandle).
 #[derive(Default)]
 pub(super) struct TimerEntries {
     due: BTreeSet<(Instant, EntryId)>,
     entries: BTreeMap<EntryId, TimerEntry>,
     last_id: u64,
-    /// The earliest time at which a timer task will run, as far as the tasks were notified.
+    /// The earliest time at which a timer task will run, as far as the tasks have been notified.
     pub(super) next_wake: Option<Instant>,
     /// Start of the latest turn that left expired entries behind.
     pub(super) backlog_at: Option<Instant>,
@@ -62,7 +61,7 @@ struct TimerEntry {
     target: Weak<dyn OnDeadline>,
     /// `None` while the target is handling its deadline, or if the entry is disarmed.
     deadline: Option<Instant>,
-    /// Number of rechecks in a row.
+    /// Number of consecutive rechecks.
     rechecks: u8,
 }
 
@@ -73,7 +72,7 @@ pub(super) struct ExpiredEntry {
     rechecks: u8,
 }
 
-/// The next deadline of an entry that was handled.
+/// The next deadline of an entry that has been handled.
 pub(super) struct Requeue {
     deadline: Option<Instant>,
     rechecks: u8,
@@ -100,7 +99,7 @@ impl TimerEntries {
         self.entries.get(&id)?.deadline
     }
 
-    /// Removes an entry. Returns its target, to be dropped without the lock.
+    /// Removes an entry. Returns its target, which must be dropped without holding the lock.
     pub(super) fn remove(&mut self, id: EntryId) -> Option<Weak<dyn OnDeadline>> {
         let entry = self.entries.remove(&id)?;
         if let Some(at) = entry.deadline {
@@ -123,12 +122,12 @@ impl TimerEntries {
 
     /// Disarms and returns the earliest expired entry, or `None` if no entry has expired.
     ///
-    /// The caller must drop its target without the lock.
+    /// The caller must drop its target without holding the lock.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
         loop {
             let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
             self.due.remove(&(at, id));
-            // The target of a handle that is being dropped does not upgrade.
+            // While a handle is being dropped, its target can no longer be upgraded.
             if let Some(entry) = self.entries.get_mut(&id)
                 && let Some(at) = entry.deadline.take()
                 && let Some(target) = entry.target.upgrade()
@@ -146,9 +145,9 @@ impl TimerEntries {
         }
     }
 
-    /// Sets the next deadline of an entry.
+    /// Sets an entry's next deadline.
     ///
-    /// An earlier deadline that was set in the meantime stays. Does nothing if the handle was dropped.
+    /// If an earlier deadline has been set in the meantime, it is kept. Does nothing if the handle has been dropped.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;
@@ -164,7 +163,7 @@ impl TimerEntries {
 
     /// Returns `true` if the timer tasks must be woken for an earlier deadline.
     ///
-    /// Records that they are woken.
+    /// If so, records that they are being woken.
     pub(super) fn needs_wake(&mut self) -> bool {
         let next = self.next();
         let is_earlier = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
@@ -174,13 +173,13 @@ impl TimerEntries {
         is_earlier
     }
 
-    /// Records the end of a turn. Returns when the next turn is due.
+    /// Records the end of a turn, and returns when the next turn is due.
     ///
-    /// That is at once if expired entries remain. Returns `None` if no entry is armed.
+    /// It is due at once if expired entries remain. Returns `None` if no entry is armed.
     pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
         self.next_wake = self.next();
         if self.next_wake.is_some_and(|at| at <= now) {
-            // A turn with a slow target may end after later turns.
+            // A turn with a slow target can end after later turns.
             self.backlog_at = self.backlog_at.max(Some(now));
         }
         self.next_wake

@@ -1,49 +1,49 @@
-//! How late a deadline is handled: how long after it the timer task could have handled it.
+//! Lateness: how long after a deadline the timer task could first have handled it.
 //!
-//! The timer task yields between its turns, so under load a deadline may run late although the runtime never stalled. The
-//! lateness of a deadline is therefore measured up to the first turn that could have handled it.
+//! The timer task yields between turns, so under load, a deadline may be handled late even though the runtime never stalled. This is
+//! why lateness is only measured up to the first turn that could have handled the deadline.
 //!
-//! A deadline that passes during a backlog is at most [`RECHECK_TOLERANCE`] late, unless the gap between the turns around it
-//! was longer. Without such a gap, its lateness becomes zero once the runtime has polled other tasks for [`RECHECK_DELAY`]. By
-//! then, every request that was in time has been read.
+//! A deadline that passes during a backlog is at most [`RECHECK_TOLERANCE`] late, unless the gap between the turns around it was
+//! longer. Without such a gap, its lateness becomes zero once the runtime has polled other tasks for [`RECHECK_DELAY`], because by
+//! then, every request that arrived in time has been read.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Delay before a deadline that ran late is checked again: 100 ms.
+/// Delay before a deadline that was handled late is checked again.
 ///
-/// Within that time, a runtime reads the requests that waited.
+/// Within that time, a runtime reads the requests that have been waiting.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum lateness at which a deadline counts as on time: 20 ms.
+/// Maximum lateness at which a deadline still counts as on time.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
-/// Maximum number of stalls that are tracked during a backlog: 16. Beyond it, the oldest stalls are merged.
+/// Maximum number of stalls that are tracked during a backlog. Beyond that, the oldest ones are merged.
 const MAX_STALLS: usize = 16;
 
-/// How timely a deadline is handled.
+/// How promptly a deadline is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Timeliness {
     /// The leader handles it on time.
     OnTime,
     /// The leader handles it late, so requests that arrived in time may still be unread.
     Delayed,
-    /// The runtime of the leader stalled, so requests may be unread there.
+    /// The leader's runtime has stalled, so requests on it may be unread.
     Late,
 }
 
-/// Tracks the turns of a timer task during a backlog.
+/// Tracks a timer task's turns during a backlog.
 #[derive(Debug)]
 pub(crate) struct LatenessTracker {
     now: Instant,
-    /// Start of the first turn of the backlog, and the timeliness of the deadlines up to it.
+    /// Start of the backlog's first turn, and the timeliness of deadlines up to that point.
     first_turn: (Instant, Timeliness),
     /// Gaps between two turns that exceed [`RECHECK_TOLERANCE`].
     stalls: VecDeque<Gap>,
     /// The gap between the last turn and this one.
     last_gap: Gap,
-    /// The last turn since which the runtime has polled other tasks for [`RECHECK_DELAY`].
+    /// The latest turn since which the runtime has polled other tasks for [`RECHECK_DELAY`].
     settled: Instant,
     /// The next candidate for `settled`, and how long other tasks have been polled since then.
     polled: (Instant, Duration),
@@ -70,7 +70,7 @@ impl LatenessTracker {
         }
     }
 
-    /// Starts the next turn of a backlog.
+    /// Starts the backlog's next turn.
     pub(crate) fn next_turn(&mut self, now: Instant) {
         if self.last_gap.length() > RECHECK_TOLERANCE {
             if self.stalls.len() == MAX_STALLS
@@ -86,7 +86,7 @@ impl LatenessTracker {
         self.record_polled();
     }
 
-    /// Records that the runtime polled other tasks since the last turn. A longer gap is a stall and does not count.
+    /// Records that the runtime has polled other tasks since the last turn. A gap beyond the tolerance is a stall and does not count.
     fn record_polled(&mut self) {
         let (since, polled) = &mut self.polled;
         if self.last_gap.length() <= RECHECK_TOLERANCE {
@@ -102,7 +102,6 @@ impl LatenessTracker {
         self.now
     }
 
-    /// Returns the lateness of a deadline.
     pub(crate) fn lateness(&self, at: Instant) -> Duration {
         let (first, _) = self.first_turn;
         let mut stalls = self.stalls.iter().chain([&self.last_gap]);
@@ -117,7 +116,7 @@ impl LatenessTracker {
         handled.saturating_duration_since(at)
     }
 
-    /// Returns `true` if the runtime of the leader is known to have stalled at this deadline.
+    /// Returns `true` if the leader's runtime is known to have been stalled at this deadline.
     pub(crate) fn was_stalled(&self, at: Instant) -> bool {
         let (first, timeliness) = self.first_turn;
         at <= first && timeliness == Timeliness::Late
@@ -201,7 +200,7 @@ mod tests {
         assert_eq!(lateness.lateness(start + 1_006 * MS), RECHECK_TOLERANCE);
     }
 
-    /// In doubt, a deadline counts as later than it was.
+    /// When in doubt, a deadline counts as later than it was.
     #[test]
     fn the_oldest_of_many_stalls_count_as_one() {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A timeout that migrates with its task to another runtime.
+//! A timeout that migrates to another runtime along with its task.
 
 use std::{
     future::poll_fn,
@@ -14,7 +14,7 @@ use tokio::{
 
 /// Awaits `future` for at most `limit`. Returns `None` on timeout.
 ///
-/// tokio's own timeout panics if it is polled after its runtime has ended.
+/// tokio's own timeout panics if it is polled once its runtime has ended.
 pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let end = Instant::now().checked_add(limit);
     let mut future = pin!(future);
@@ -23,12 +23,12 @@ pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> 
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
-        let (Some(end), Ok(here)) = (end, Handle::try_current()) else {
+        let (Some(end), Ok(current)) = (end, Handle::try_current()) else {
             return Poll::Pending;
         };
         let sleep = match &mut sleep {
-            Some((runtime, sleep)) if *runtime == here.id() => sleep,
-            sleep => &mut sleep.insert((here.id(), Box::pin(sleep_until(end)))).1,
+            Some((runtime, sleep)) if *runtime == current.id() => sleep,
+            sleep => &mut sleep.insert((current.id(), Box::pin(sleep_until(end)))).1,
         };
         sleep.as_mut().poll(cx).map(|()| None)
     })

@@ -1,19 +1,19 @@
-//! Calls each target ([`OnDeadline`]) at its deadline and runs tasks.
+//! Calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
 //!
-//! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
-//! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
-//! busy or no thread drives it any longer. So no work depends on a single runtime.
+//! It runs on every runtime that serves requests. `Drop` code can run anywhere, for example on a thread without a runtime, or while a
+//! runtime is shutting down. A process can have several runtimes, such as one per core, and any of them can stall, because its thread
+//! is busy or no thread drives it any more. This is why no work depends on a single runtime.
 //!
-//! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others
-//!    run [`FAILOVER_DELAY`] later, and the task that finds an overdue deadline becomes the leader. A runtime on which the
-//!    earliest deadline is set is alive, so its task becomes the leader.
-//! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within
-//!    [`FAILOVER_DELAY`], another runtime takes the task (see [`pending_task`]).
-//! 3. A timer task wakes once for the deadline that it awaits, and once when an earlier deadline is set.
-//! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
-//!    what counts as late in that case.
-//! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
-//!    If a target panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
+//! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others run
+//!    [`FAILOVER_DELAY`] later, and a task that finds an overdue deadline becomes the leader. A runtime on which the earliest deadline
+//!    is set must be alive, so its task becomes the leader.
+//! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
+//!    runtime takes the task over (see [`pending_task`]).
+//! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
+//! 4. Expired entries are handled in turns of [`POLL_BUDGET`], between which the timer task yields. [`lateness`] defines what counts as
+//!    late in that case.
+//! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called. If a target
+//!    panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
 
 use std::{
     ops::ControlFlow,
@@ -52,32 +52,32 @@ pub(crate) use self::{
     pending_task::Migration,
 };
 
-/// How long a timer task handles expired entries before it yields: 0.1 ms.
+/// How long a timer task handles expired entries before it yields.
 ///
 /// The target that exceeds this time is the last of its turn.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
 
-/// Maximum number of targets that are called in one turn: 64. It bounds a turn under a paused clock.
+/// Maximum number of targets that are called in one turn. It bounds a turn while the clock is paused.
 const MAX_PER_POLL: usize = 64;
 
-/// Holds an entry for each [`TimerHandle`], and the tasks that wait for a runtime.
+/// Holds an entry for each [`TimerHandle`], and the tasks that are waiting for a runtime.
 #[derive(Default)]
 pub(crate) struct Timer {
     shared: Arc<TimerShared>,
     entries: Mutex<TimerEntries>,
 }
 
-/// Owns a timer entry. The target holds the handle, whose drop removes the entry.
+/// Owns a timer entry. The target holds the handle, and dropping the handle removes the entry.
 pub(crate) struct TimerHandle {
     timer: Arc<Timer>,
     id: EntryId,
 }
 
-/// The timer task of one runtime. It ends with its timer or with its runtime.
+/// A runtime's timer task. It ends with its timer or with its runtime.
 struct TimerTask {
     shared: Arc<TimerShared>,
     runtime: Id,
-    /// The lateness of the current backlog. `None` if the last turn handled all expired entries.
+    /// How late the current backlog is, or `None` if the last turn handled all expired entries.
     backlog: Option<LatenessTracker>,
 }
 
@@ -117,7 +117,7 @@ impl Timer {
         }
     }
 
-    /// Runs a task on the current runtime, or on another one if this one does not poll it.
+    /// Runs a task on the current runtime, or on another one if the current one does not poll it.
     ///
     /// The task is dropped if no runtime is left, or if too many runtimes end while they have it.
     pub(crate) fn spawn(
@@ -133,7 +133,7 @@ impl Timer {
         TaskRunner::start(&self.shared, pending);
     }
 
-    /// Calls `target` when `at` has passed, unless the handle is dropped first.
+    /// Calls `target` once `at` has passed, unless the handle is dropped first.
     #[must_use]
     pub(crate) fn set(self: &Arc<Self>, at: Instant, target: Weak<dyn OnDeadline>) -> TimerHandle {
         let id = self.update(|entries| entries.add(at, target));
@@ -144,9 +144,9 @@ impl Timer {
         }
     }
 
-    /// Changes the entries. If there is an earlier deadline now, wakes the timer tasks.
+    /// Changes the entries. If they now have an earlier deadline, wakes the timer tasks.
     ///
-    /// The task of the current runtime then also becomes the leader (rule 1).
+    /// The current runtime's task then also becomes the leader (rule 1).
     fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
         let (result, is_earlier) = {
             let mut entries = self.entries();
@@ -155,9 +155,9 @@ impl Timer {
         if is_earlier {
             let mut state = self.shared.state();
             if state.entries.len() > 1
-                && let Ok(here) = Handle::try_current()
+                && let Ok(current) = Handle::try_current()
             {
-                state.set_leader(here.id());
+                state.set_leader(current.id());
             }
             drop(state);
             self.shared.wake.notify_waiters();
@@ -165,7 +165,7 @@ impl Timer {
         result
     }
 
-    /// Handles expired entries for [`POLL_BUDGET`], but at most [`MAX_PER_POLL`]. Returns when the next turn is due.
+    /// Handles up to [`MAX_PER_POLL`] expired entries, for [`POLL_BUDGET`]. Returns when the next turn is due.
     ///
     /// Several timer tasks may call this concurrently.
     fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
@@ -176,7 +176,7 @@ impl Timer {
             };
             // A panic in user code, such as a destructor, must not affect other entries.
             if let Some(requeue) = catch_panic(|| expired.run(lateness)) {
-                // Another timer task may have computed its sleep without this entry, so `update` wakes the timer tasks if needed.
+                // Another timer task may have computed its sleep without this entry. If so, `update` wakes the timer tasks.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
             if started.elapsed() >= POLL_BUDGET {
@@ -190,7 +190,7 @@ impl Timer {
         self.entries().take_expired(now)
     }
 
-    /// Handles all expired entries, as a timer task does.
+    /// Handles all expired entries, as a timer task would.
     #[cfg(test)]
     pub(crate) fn run_expired_now(&self, now: Instant) -> Option<Instant> {
         self.run_all_expired(&LatenessTracker::new(now, Timeliness::OnTime))
@@ -223,7 +223,7 @@ impl Drop for Timer {
 impl TimerHandle {
     /// Moves the deadline to `at`, unless an earlier one is set.
     ///
-    /// May be called while the target is running. The earlier of this deadline and the target's own next deadline applies.
+    /// Can be called while the target is running. The earlier of this deadline and the next one that the target returns then applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {
         self.timer
             .update(|entries| entries.reset_earlier(self.id, at));
@@ -240,7 +240,7 @@ impl TimerHandle {
 
 impl Drop for TimerHandle {
     fn drop(&mut self) {
-        let _removed = self.timer.entries().remove(self.id);
+        let _target = self.timer.entries().remove(self.id);
     }
 }
 
@@ -252,7 +252,7 @@ impl TimerTask {
         let mut can_sleep = true;
         loop {
             let shared = self.shared.clone();
-            // Registered before the entries are read, so that no wake is lost.
+            // Registered before the entries are read, so that no wake-up is lost.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
             let flow = timer.upgrade().map(|timer| self.run_once(&timer));
@@ -260,7 +260,7 @@ impl TimerTask {
                 return;
             };
             if self.backlog.is_some() {
-                // Other tasks are polled before the next turn.
+                // Lets other tasks be polled before the next turn.
                 yield_now().await;
                 continue;
             }
@@ -282,7 +282,7 @@ impl TimerTask {
         }
     }
 
-    /// Takes over tasks and handles deadlines. Returns when to do so again, or `Break` if the runtime is shutting down.
+    /// Takes over tasks and handles deadlines. Returns when to run next, or `Break` if the runtime is shutting down.
     fn run_once(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
         let (tasks, next_task) = self.shared.state().pending.take_overdue(now);
@@ -316,9 +316,9 @@ impl TimerTask {
         self.run_turn(timer, lateness)
     }
 
-    /// If the leader is [`FAILOVER_DELAY`] late, becomes the leader and starts a turn.
+    /// Becomes the leader and starts a turn if the leader is [`FAILOVER_DELAY`] late.
     ///
-    /// Otherwise returns when the leader would be that late, or `None` if no entry is armed.
+    /// Otherwise returns when the leader will be that late, or `None` if no entry is armed.
     fn run_as_standby(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
         let takeover_at = timer.entries().turn_due_at()?.checked_add(FAILOVER_DELAY)?;
         if takeover_at > now {

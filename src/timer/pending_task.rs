@@ -1,10 +1,11 @@
-//! Tasks that another runtime takes over if their own runtime does not poll them.
+//! Tasks that another runtime takes over if their own does not poll them.
 //!
-//! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first
-//! polled, so no task runs twice. If its runtime never polls it, another runtime takes the task.
+//! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first polled, so no
+//! task runs twice. If its runtime never polls the runner, another runtime takes the task.
 //!
-//! A runner that is dropped releases its task to the timer tasks of other runtimes, at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. So runtimes that end one after another cannot pass a task on forever.
+//! When a runner is dropped, it releases its task to the timer tasks of other runtimes, but at most
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so that runtimes that end one after another cannot pass a task on
+//! forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Until when a task may migrate to another runtime.
+/// Until when a task can migrate to another runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Migration {
     /// Until it ends. The task must not await anything that belongs to a runtime.
@@ -27,18 +28,18 @@ pub(super) struct PendingTask {
     pub(super) migrations: u8,
 }
 
-/// Tasks that have not started, or have lost their runtime, in the order of their takeover.
+/// Tasks that have not started yet or have lost their runtime, ordered by takeover time.
 #[derive(Default)]
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the timer tasks next check for tasks to take over. `None` if they were not woken for a task.
+    /// When the timer tasks next check for tasks to take over. `None` if they have not been woken for a task.
     wake_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskId {
-    /// When any runtime may take the task. `None` if the task has no runtime, so that any other may take it at once.
+    /// When any runtime can take the task. `None` if the task has no runtime, so that any other can take it at once.
     takeover_at: Option<Instant>,
     number: u64,
 }
@@ -46,7 +47,7 @@ pub(super) struct TaskId {
 // === impl TaskId ===
 
 impl TaskId {
-    /// Returns the id of the same task without a runtime.
+    /// Returns the task's id for when it no longer has a runtime.
     pub(super) fn without_runtime(self) -> Self {
         let takeover_at = None;
         Self {
@@ -76,7 +77,7 @@ impl PendingTasks {
 
     /// Returns `true` if the timer tasks must be woken so that they check again at `takeover_at`.
     ///
-    /// Records that they are woken.
+    /// If so, records that they are being woken.
     pub(super) fn needs_wake(&mut self, takeover_at: Instant, now: Instant) -> bool {
         let is_earlier = self.wake_at.is_none_or(|at| at <= now || takeover_at < at);
         if is_earlier {
@@ -85,7 +86,7 @@ impl PendingTasks {
         is_earlier
     }
 
-    /// Takes the tasks that any runtime may run. Also returns when to check again.
+    /// Takes the tasks that any runtime can run, and returns when to check again.
     pub(super) fn take_overdue(
         &mut self,
         now: Instant,
@@ -98,7 +99,7 @@ impl PendingTasks {
         (due, self.wake_at)
     }
 
-    /// Takes the tasks without a runtime.
+    /// Takes the tasks that have no runtime.
     pub(super) fn take_without_runtime(&mut self) -> Vec<(TaskId, PendingTask)> {
         self.take_while(|id| id.takeover_at.is_none())
     }

@@ -1,11 +1,11 @@
-//! A thread-local cache of the runtimes that have a task of a timer.
+//! A thread-local cache of the runtimes that already have a timer task.
 //!
-//! Every request reads the cache, so a hit must be cheap: one relaxed load and one read of a thread-local.
+//! Every request reads the cache, so a hit must be cheap: it costs one relaxed load and one read of a thread-local.
 //!
-//! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
-//! - A thread that drives a runtime on its own may drive another one later. So its entry has the id of the runtime, and each hit compares
-//!   that id with the id of the current handle. There is no contention when tokio clones
-//!   the handle for this, because no other thread drives the runtime.
+//! - A worker thread of a multi-threaded runtime stays with that runtime, so its entry is valid until a timer task ends.
+//! - A thread that drives a runtime on its own may drive another one later, so its entry holds the runtime's id, and each hit compares
+//!   that with the current handle's id. There is no contention when tokio clones the handle for this, because no other thread drives
+//!   the runtime.
 
 use std::{
     cell::Cell,
@@ -14,10 +14,10 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Maximum number of timers that a thread caches: 16. A server usually has two: those of its layer and its session manager.
+/// Maximum number of timers that a thread caches. A server usually has two: its layer's and its session manager's.
 const CACHED_TIMERS: usize = 16;
 
-/// The last epoch. A timer gets a new epoch whenever one of its tasks ends, and two timers never share one.
+/// The last epoch. A timer gets a new one whenever one of its tasks ends, and no two timers ever share one.
 static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -30,12 +30,12 @@ pub(super) struct RuntimeCache {
     slot: usize,
 }
 
-/// The cache entry of one timer in one thread.
+/// A thread's cache entry for one timer.
 #[derive(Debug, Clone, Copy)]
 struct CurrentRuntime {
-    /// Epoch of the timer when the entry was recorded.
+    /// The timer's epoch when the entry was recorded.
     epoch: u64,
-    /// The runtime. `None` for a worker thread, which never drives another one.
+    /// The runtime, or `None` for a worker thread, which never drives another one.
     pinned_to: Option<Id>,
 }
 
@@ -45,25 +45,25 @@ impl RuntimeCache {
     /// Returns `true` if the current runtime is known to have a timer task.
     pub(super) fn is_registered(&self) -> bool {
         let epoch = self.epoch.load(Ordering::Relaxed);
-        let here = CURRENT_RUNTIMES.with(|cached| cached.get(self.slot).map(Cell::get));
-        here.is_some_and(|here| here.epoch == epoch && here.is_current())
+        let current = CURRENT_RUNTIMES.with(|cached| cached.get(self.slot).map(Cell::get));
+        current.is_some_and(|current| current.epoch == epoch && current.is_current())
     }
 
-    /// Records for this thread that its runtime has a timer task, or is about to spawn one. Requires the timer's lock.
+    /// Records that this thread's runtime has a timer task or is about to spawn one. Requires the timer's lock.
     pub(super) fn record(&self, runtime: &Handle) {
         let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
-        let here = CurrentRuntime {
+        let current = CurrentRuntime {
             epoch: self.epoch.load(Ordering::Relaxed),
             pinned_to: (!is_multi_threaded).then(|| runtime.id()),
         };
         CURRENT_RUNTIMES.with(|cached| {
             if let Some(cached) = cached.get(self.slot) {
-                cached.set(here);
+                cached.set(current);
             }
         });
     }
 
-    /// Invalidates the entries of all threads, because a timer task has ended. Requires the timer's lock.
+    /// Invalidates all threads' entries, because a timer task has ended. Requires the timer's lock.
     pub(super) fn invalidate(&self) {
         self.epoch.store(next_epoch(), Ordering::Relaxed);
     }

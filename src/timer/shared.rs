@@ -10,9 +10,9 @@ use tokio::{runtime::Id, sync::Notify};
 use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// Delay after which another runtime takes over work that a runtime has not done: 100 ms.
+/// Delay after which another runtime takes over work that a runtime has not done.
 ///
-/// A thread that is not blocked polls each of its tasks sooner.
+/// A thread that is not blocked polls each of its tasks sooner than that.
 pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub(super) struct Runtimes {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RuntimeEntry {
     pub(super) runtime: Id,
-    /// `false` if the runtime was built without `enable_time`.
+    /// `false` once the runtime turns out to have been built without `enable_time`.
     pub(super) can_sleep: bool,
 }
 
@@ -74,7 +74,7 @@ impl Runtimes {
         }
     }
 
-    /// Returns `true` if this runtime is the leader. If there is no leader, makes it the leader if it can sleep.
+    /// Returns `true` if this runtime is the leader. If there is none, makes this one the leader, provided it can sleep.
     pub(super) fn is_or_becomes_leader(&mut self, runtime: Id) -> bool {
         if self.leader.is_none() {
             self.set_leader(runtime);
@@ -82,7 +82,7 @@ impl Runtimes {
         self.leader == Some(runtime)
     }
 
-    /// Records that a runtime cannot sleep, so that it is not the leader.
+    /// Records that a runtime cannot sleep, and so cannot be the leader.
     pub(super) fn disable_sleep(&mut self, runtime: Id) {
         let mut entries = self.entries.iter_mut();
         if let Some(entry) = entries.find(|entry| entry.runtime == runtime) {

@@ -14,10 +14,9 @@ use super::{
     shared::{FAILOVER_DELAY, TimerShared},
 };
 
-/// Maximum number of times a task migrates because its runtime ends: 8.
+/// Maximum number of times a task migrates because its runtime has ended.
 pub(super) const MAX_MIGRATIONS: u8 = 8;
 
-/// Runs a pending task on a runtime.
 pub(super) struct TaskRunner {
     shared: Arc<TimerShared>,
     id: TaskId,
@@ -25,9 +24,9 @@ pub(super) struct TaskRunner {
 }
 
 enum Stage {
-    /// The timer holds the task, unless another runtime took it.
+    /// The timer holds the task, unless another runtime has taken it.
     Pending,
-    /// The task was stolen from another runtime.
+    /// The task has been stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
     /// The task has ended or is being polled. Set during a poll, so that a task that panics is not polled again.
@@ -37,44 +36,46 @@ enum Stage {
 // === impl TaskRunner ===
 
 impl TaskRunner {
-    /// Runs a task on the current runtime, or on another one. Drops the task if there is no runtime.
+    /// Runs a task on the current runtime, or on another one. Drops the task if there is none.
     pub(super) fn start(shared: &Arc<TimerShared>, task: PendingTask) {
-        let here = Handle::try_current().ok();
+        let current = Handle::try_current().ok();
         let now = Instant::now();
-        let takeover_at = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
+        let takeover_at = current
+            .as_ref()
+            .and_then(|_| now.checked_add(FAILOVER_DELAY));
         let (id, wakes_others) = {
             let mut state = shared.state();
-            if here.is_none() && state.entries.is_empty() {
-                // No runtime can run the task. Its destructor may be the user's, so it is dropped without the lock.
+            if current.is_none() && state.entries.is_empty() {
+                // No runtime can run the task. It is dropped without holding the lock, because its destructor may run user code.
                 drop(state);
                 return drop(task);
             }
             let id = state.pending.add(task, takeover_at);
-            let here = here.as_ref().map(Handle::id);
+            let current = current.as_ref().map(Handle::id);
             let mut entries = state.entries.iter();
-            let wakes_others = entries.any(|entry| Some(entry.runtime) != here)
+            let wakes_others = entries.any(|entry| Some(entry.runtime) != current)
                 && takeover_at.is_none_or(|at| state.pending.needs_wake(at, now));
             (id, wakes_others)
         };
         if wakes_others {
             shared.wake.notify_waiters();
         }
-        if let Some(here) = here {
-            drop(here.spawn(Self::new(shared, id, Stage::Pending)));
+        if let Some(current) = current {
+            drop(current.spawn(Self::new(shared, id, Stage::Pending)));
         }
     }
 
-    /// Runs tasks of other runtimes on the current one. Returns `false` if this one is shutting down.
+    /// Runs other runtimes' tasks on the current one. Returns `false` if the current one is shutting down.
     pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
         let mut is_running = true;
         for (id, task) in tasks {
             let runner = Self::new(shared, id, Stage::Stolen(task));
             match Handle::try_current() {
-                Ok(here) if is_running => drop(here.spawn(runner)),
-                // The drop releases the task to yet another runtime.
+                Ok(current) if is_running => drop(current.spawn(runner)),
+                // Dropping the runner releases the task to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }
-            // A runtime that is shutting down drops the runner at once, and the drop releases the task.
+            // A runtime that is shutting down drops the runner at once, which releases the task.
             is_running &= !shared
                 .state()
                 .pending

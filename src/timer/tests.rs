@@ -48,7 +48,7 @@ impl OnDeadline for Target {
     }
 }
 
-fn paused() -> Runtime {
+fn paused_runtime() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true);
     builder.build().expect("a runtime")
@@ -62,15 +62,15 @@ fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     });
 }
 
-fn on_two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
+fn two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
     let timer = Arc::new(Timer::new());
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     register(&first, &timer);
     register(&second, &timer);
     (timer, first, second)
 }
 
-/// Registers a runtime and runs its timer task once. Returns a count of the task's polls.
+/// Registers a runtime and runs its timer task once. Returns how often the task has been polled.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
     let task = TimerTask {
@@ -93,7 +93,7 @@ fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize>
 }
 
 /// Drives a runtime for `time`.
-fn wait(runtime: &Runtime, time: Duration) {
+fn drive(runtime: &Runtime, time: Duration) {
     runtime.block_on(async { sleep(time).await });
 }
 
@@ -101,14 +101,14 @@ fn timer_tasks(timer: &Timer) -> usize {
     timer.shared.state().entries.len()
 }
 
-fn waiting(timer: &Timer) -> usize {
+fn waiting_tasks(timer: &Timer) -> usize {
     timer.shared.state().pending.waiting.len()
 }
 
 #[test]
 fn each_runtime_has_one_timer_task_whatever_thread_registers_it() {
     let timer = Arc::new(Timer::new());
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     for _ in 0..3 {
         register(&first, &timer);
         register(&second, &timer);
@@ -128,7 +128,7 @@ fn each_runtime_has_one_timer_task_whatever_thread_registers_it() {
 
 #[test]
 fn timer_tasks_end_with_their_timer() {
-    let (timer, first, second) = on_two_runtimes();
+    let (timer, first, second) = two_runtimes();
     let shared = Arc::downgrade(&timer.shared);
     drop(timer);
     first.block_on(yield_now());
@@ -139,7 +139,7 @@ fn timer_tasks_end_with_their_timer() {
 #[test]
 fn a_timer_task_wakes_once_for_an_earlier_deadline_and_once_at_the_deadline() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     register(&first, &timer);
     let polls = register_and_count(&second, &timer);
     let wakes = || polls.load(Ordering::Relaxed) - 1;
@@ -149,11 +149,11 @@ fn a_timer_task_wakes_once_for_an_earlier_deadline_and_once_at_the_deadline() {
         yield_now().await;
         handle
     });
-    wait(&second, HOUR / 2);
+    drive(&second, HOUR / 2);
     assert_eq!(wakes(), 1);
-    wait(&first, 2 * HOUR);
+    drive(&first, 2 * HOUR);
     assert_eq!(target.observed(), [Timeliness::OnTime]);
-    wait(&second, 10 * HOUR);
+    drive(&second, 10 * HOUR);
     assert_eq!(wakes(), 2);
     assert_eq!(target.observed().len(), 1);
     drop(handle);
@@ -162,7 +162,7 @@ fn a_timer_task_wakes_once_for_an_earlier_deadline_and_once_at_the_deadline() {
 #[test]
 fn the_task_that_takes_over_becomes_the_leader() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     register(&first, &timer);
     register(&second, &timer);
     let handle = first.block_on(async {
@@ -188,7 +188,7 @@ fn a_runtime_without_a_clock_leaves_deadlines_to_the_others() {
     let clockless = Builder::new_current_thread().build().expect("a runtime");
     let _handle = target.set(&timer, Instant::now() + HOUR);
     register(&clockless, &timer);
-    let with_clock = paused();
+    let with_clock = paused_runtime();
     with_clock.block_on(async {
         timer.ensure_on_current_runtime();
         sleep(HOUR + FAILOVER_DELAY / 2).await;
@@ -200,7 +200,7 @@ fn a_runtime_without_a_clock_leaves_deadlines_to_the_others() {
 #[test]
 fn a_task_that_another_runtime_took_does_not_run_twice() {
     let timer = Arc::new(Timer::new());
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     register(&second, &timer);
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
@@ -211,22 +211,22 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
     };
     first.block_on(async { timer.spawn(Migration::Always, task) });
     assert_eq!(runs.load(Ordering::Relaxed), 0);
-    wait(&second, 2 * FAILOVER_DELAY);
+    drive(&second, 2 * FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     first.block_on(yield_now());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert_eq!(waiting(&timer), 0);
+    assert_eq!(waiting_tasks(&timer), 0);
 }
 
 #[test]
 fn a_started_task_migrates_only_if_it_may() {
     for migration in [Migration::Always, Migration::BeforeStart] {
-        let (timer, first, second) = on_two_runtimes();
+        let (timer, first, second) = two_runtimes();
         let (finish, finished) = oneshot::channel::<()>();
         let (ended, mut end) = oneshot::channel();
         let task = async move {
             let ended = Unfinished(ended);
-            // The clock of the first runtime ends with it.
+            // The first runtime's clock ends with it.
             migrating_timeout(HOUR, finished)
                 .await
                 .expect("in time")
@@ -240,15 +240,15 @@ fn a_started_task_migrates_only_if_it_may() {
         drop(first);
         let sent = finish.send(());
         assert_eq!(sent.is_ok(), migration == Migration::Always);
-        wait(&second, FAILOVER_DELAY);
+        drive(&second, FAILOVER_DELAY);
         assert_eq!(end.try_recv().is_ok(), migration == Migration::Always);
-        assert_eq!(waiting(&timer), 0);
+        assert_eq!(waiting_tasks(&timer), 0);
     }
 }
 
 #[test]
 fn a_task_that_panics_does_not_migrate() {
-    let (timer, first, second) = on_two_runtimes();
+    let (timer, first, second) = two_runtimes();
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();
@@ -262,16 +262,16 @@ fn a_task_that_panics_does_not_migrate() {
         yield_now().await;
     });
     drop(first);
-    wait(&second, FAILOVER_DELAY);
+    drive(&second, FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert_eq!(waiting(&timer), 0);
+    assert_eq!(waiting_tasks(&timer), 0);
 }
 
 #[test]
 fn a_task_migrates_from_runtime_to_runtime_a_limited_number_of_times() {
     let timer = Arc::new(Timer::new());
     let (unfinished, mut end) = oneshot::channel();
-    let mut runtime = paused();
+    let mut runtime = paused_runtime();
     register(&runtime, &timer);
     runtime.block_on(async {
         let unfinished = Unfinished(unfinished);
@@ -283,15 +283,15 @@ fn a_task_migrates_from_runtime_to_runtime_a_limited_number_of_times() {
     });
     let mut migrations = 0;
     while end.try_recv() == Err(oneshot::error::TryRecvError::Empty) {
-        let next = paused();
+        let next = paused_runtime();
         register(&next, &timer);
         drop(std::mem::replace(&mut runtime, next));
-        wait(&runtime, FAILOVER_DELAY);
+        drive(&runtime, FAILOVER_DELAY);
         migrations += 1;
         assert!(migrations < 100, "the migrations never end");
     }
     assert!(migrations > 2);
-    assert_eq!(waiting(&timer), 0);
+    assert_eq!(waiting_tasks(&timer), 0);
 }
 
 #[test]
@@ -308,23 +308,22 @@ fn a_task_without_a_runtime_is_dropped() {
             .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
     );
     let (unfinished, mut end) = oneshot::channel();
-    let only = paused();
+    let only = paused_runtime();
     register(&only, &timer);
-    // Its timer task may take the task later.
+    // The runtime's timer task can still take the task later.
     timer.spawn(Migration::Always, task(unfinished));
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     drop(only);
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-    assert_eq!(waiting(&timer), 0);
+    assert_eq!(waiting_tasks(&timer), 0);
 }
 
-/// A task starts at most once and is run to completion or dropped, whatever happens in between.
+/// A task starts at most once. It is run to completion or dropped, whatever happens in between.
 #[test]
 fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;
     const RUNTIMES: usize = 50;
     const TASKS: usize = 20;
-    /// Counts of what happened to the tasks.
     #[derive(Default)]
     struct Counts {
         started: Vec<AtomicUsize>,
@@ -385,21 +384,21 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
         }
     });
     assert_eq!(dropped(), tasks);
-    assert_eq!(waiting(&timer), 0);
+    assert_eq!(waiting_tasks(&timer), 0);
     assert_eq!(timer_tasks(&timer), 1);
     let started = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
     assert!(counts.started.iter().all(|counted| started(counted) <= 1));
-    // A few tasks may be dropped after several migrations between runtimes that end.
+    // A few tasks may be dropped after migrating several times between runtimes that are ending.
     let ended = counts.ended.load(Ordering::Relaxed);
     assert!(ended > tasks - tasks / 20, "{ended} of {tasks}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn other_tasks_are_polled_during_a_backlog() {
-    const ALL: usize = 20 * MAX_PER_POLL;
+    const TARGETS: usize = 20 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
-    let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+    let targets: Vec<_> = (0..TARGETS).map(|_| Arc::<Target>::default()).collect();
     let set = |target: &Arc<Target>| target.set(&timer, start + HOUR);
     let _handles: Vec<_> = targets.iter().map(set).collect();
     sleep(HOUR).await;
@@ -410,20 +409,20 @@ async fn other_tasks_are_polled_during_a_backlog() {
             .count()
     };
     let (mut before, mut turns) = (0, 0);
-    while before < ALL {
+    while before < TARGETS {
         yield_now().await;
         let now = handled();
         assert!(now - before <= 2 * MAX_PER_POLL, "{before} to {now}");
         before = now;
         turns += 1;
-        assert!(turns < 10 * ALL, "the turns do not end");
+        assert!(turns < 10 * TARGETS, "the turns never end");
     }
     for target in targets {
         assert_eq!(target.observed(), [Timeliness::OnTime]);
     }
 }
 
-/// No other task takes over and counts the backlog as late, while a timer task handles it.
+/// While a timer task handles a backlog, no other one takes over and counts the backlog as late.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());
@@ -432,7 +431,7 @@ fn a_leader_with_a_backlog_stays_the_leader() {
     let _handle = target.set(&timer, start);
     let behind = LatenessTracker::new(start + HOUR, Timeliness::OnTime);
     timer.entries().end_turn(behind.now());
-    let other = paused();
+    let other = paused_runtime();
     let mut task = TimerTask {
         shared: timer.shared.clone(),
         runtime: other.handle().id(),
@@ -462,10 +461,10 @@ fn a_turn_with_a_slow_target_does_not_hide_a_later_turn() {
     assert_eq!(timer.entries().turn_due_at(), Some(later));
 }
 
-/// Entries that were not handled yet are not lost with the timer task that had the backlog.
+/// Unhandled entries are not lost along with the timer task that had the backlog.
 #[test]
 fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
-    const ALL: usize = 10 * MAX_PER_POLL;
+    const TARGETS: usize = 10 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let other = Builder::new_current_thread().enable_time().build();
     let other = other.expect("a runtime");
@@ -475,7 +474,7 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     });
     let first = Builder::new_current_thread().enable_time().build();
     let first = first.expect("a runtime");
-    let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+    let targets: Vec<_> = (0..TARGETS).map(|_| Arc::<Target>::default()).collect();
     let handled = || {
         targets
             .iter()
@@ -492,11 +491,11 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
         handles
     });
     let done = handled();
-    assert!(0 < done && done < ALL, "{done}");
+    assert!(0 < done && done < TARGETS, "{done}");
     drop(first);
     other.block_on(async {
         let all_handled = async {
-            while handled() < ALL {
+            while handled() < TARGETS {
                 sleep(Duration::from_millis(1)).await;
             }
         };
@@ -508,13 +507,13 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     drop(handles);
 }
 
-/// Two timer tasks at once: each is woken by the deadlines that the other sets.
+/// Two timer tasks run at once, and each is woken by the deadlines that the other sets.
 #[test]
 fn every_entry_is_handled_by_either_of_two_timer_tasks() {
-    const ALL: usize = 6 * MAX_PER_POLL;
-    for _again in 0..20 {
+    const TARGETS: usize = 6 * MAX_PER_POLL;
+    for _ in 0..20 {
         let timer = Arc::new(Timer::new());
-        let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+        let targets: Vec<_> = (0..TARGETS).map(|_| Arc::<Target>::default()).collect();
         let handled = || {
             targets
                 .iter()
@@ -542,7 +541,7 @@ fn every_entry_is_handled_by_either_of_two_timer_tasks() {
                             }
                         }
                         let all_handled = async {
-                            while which == 0 && handled() < ALL {
+                            while which == 0 && handled() < TARGETS {
                                 sleep(Duration::from_millis(1)).await;
                             }
                         };

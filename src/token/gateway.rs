@@ -1,4 +1,4 @@
-//! What a gateway between the layer and its server reports about an answer.
+//! What a gateway between the layer and its server can report about an answer.
 
 use super::CallToken;
 
@@ -7,12 +7,12 @@ use super::CallToken;
 impl CallToken {
     /// Marks the call as answered.
     ///
-    /// For a gateway that keeps reading after the client has disconnected, and replays the answer to a client that resumes. The gateway,
-    /// which is between the layer and its server, calls this when it has the answer.
+    /// For a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer to a
+    /// client that resumes. It calls this as soon as it has the answer.
     ///
-    /// The call ends as completed. Its grace and its pending resumes end, no cancel is injected, the token does not fire, and
-    /// clean-ups are dropped. A later resume is passed on unchanged, and the gateway decides what its client receives. An
-    /// earlier cancel still stands, even if the token has yet to fire.
+    /// The call ends as completed: its grace and its pending resumes end, no cancel is injected, the token does not fire, and clean-ups are
+    /// dropped. A later resume is passed through unchanged, and the gateway decides what its client receives. An earlier cancel still
+    /// stands, even if the token has yet to fire.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -24,12 +24,12 @@ impl CallToken {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let layer = CancelOnDisconnectLayer::new();
-    /// let (handed_out, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+    /// let (token_tx, mut tokens) = tokio::sync::mpsc::unbounded_channel();
     /// let gateway = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
-    ///     handed_out.send(request.extensions().get::<CallToken>().cloned()).unwrap();
+    ///     token_tx.send(request.extensions().get::<CallToken>().cloned()).unwrap();
     ///     async {
     ///         axum::body::to_bytes(Body::new(request.into_body()), 1024).await.unwrap();
-    ///         // The events from another server, which a task of the gateway reads.
+    ///         // Events from another server, which one of the gateway's tasks is reading.
     ///         let events = Body::from_stream(futures_util::stream::pending::<Result<&str, Infallible>>());
     ///         let head = Response::builder().header("content-type", "text/event-stream");
     ///         Ok::<_, Infallible>(head.body(events).unwrap())
@@ -52,24 +52,24 @@ impl CallToken {
     ///
     /// # Edge cases
     ///
-    /// This method may be called at any time, and more than once.
+    /// This method can be called at any time, and more than once.
     ///
-    /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once the body is
-    ///   parsed. The call is never in flight.
-    /// - If the request has no call, the token no longer fires, and nothing else changes. Such a request is a plain route,
-    ///   `initialize`, a notification, a resume, or a body that cannot be parsed.
-    /// - If the call has ended, nothing changes. An answer that a session manager observed first stays retained.
+    /// - If the layer has not parsed the request body yet, the call is never in flight. It is reported as started and completed once the
+    ///   body has been parsed.
+    /// - If the request has no call, the token no longer fires, and nothing else changes. This applies to plain routes, `initialize`,
+    ///   notifications, resumes and bodies that cannot be parsed.
+    /// - If the call has already ended, nothing changes. An answer that a session manager has already observed stays retained.
     pub fn answered(&self) {
         self.0.on_answered_externally();
     }
 
-    /// Marks the answer of the call as lost: no client can get it, now or later.
+    /// Marks the call's answer as lost: no client can get it, now or later.
     ///
-    /// For a gateway whose connection to its server was cut. It calls this before it sends an error in place of the answer.
+    /// For a gateway whose connection to its server has been cut. It calls this before sending an error in place of the answer.
     ///
-    /// The call is cancelled like that of a client that has disconnected and cannot resume, with the reason
-    /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A connected client gets only what the gateway sends. If no
-    /// disconnect cancels the call, or it has ended, nothing changes.
+    /// The call is cancelled as if its client had disconnected and could not resume, with the reason
+    /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected gets only what the gateway sends. If no
+    /// disconnect cancels the call, or if it has already ended, nothing changes.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -81,9 +81,9 @@ impl CallToken {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let layer = CancelOnDisconnectLayer::new();
-    /// let (handed_out, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+    /// let (token_tx, mut tokens) = tokio::sync::mpsc::unbounded_channel();
     /// let gateway = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
-    ///     handed_out.send(request.extensions().get::<CallToken>().cloned()).unwrap();
+    ///     token_tx.send(request.extensions().get::<CallToken>().cloned()).unwrap();
     ///     async {
     ///         axum::body::to_bytes(Body::new(request.into_body()), 1024).await.unwrap();
     ///         let events = Body::from_stream(futures_util::stream::pending::<Result<&str, Infallible>>());

@@ -1,16 +1,16 @@
-//! The answers to ended calls, both waiting and written.
+//! The answers to ended calls, both those waiting to be written and those already written.
 //!
-//! 1. A place is reserved when a call has ended, and places order the queue. Unless it is evicted, an answer keeps its place until
-//!    [`ANSWER_TTL`] after the call ended, written or not, and regardless of failed writes.
-//! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and the
-//!    memory of this instance.
-//! 3. Beyond a bound the oldest answers are evicted. An evicted answer that may have been written is also removed from the directory.
-//!    Removals precede writes, so the directory does not exceed the bounds by more than what is in flight.
-//! 4. A failure pauses the queue for [`RETRY_DELAY`].
-//! 5. A written answer stays in memory, because all answers are written again after the directory has lost data
+//! 1. A place is reserved when a call has ended, and the places order the queue. Unless it is evicted, an answer keeps its place until
+//!    [`ANSWER_TTL`] after the call ended, whether or not it has been written, and even if writes fail.
+//! 2. Answers that have been written, or may have been, count towards the bounds just like those that are waiting. That way the bounds
+//!    limit both the directory and this instance's memory.
+//! 3. Beyond a bound, the oldest answers are evicted. If an evicted answer may have been written, it is also removed from the directory.
+//!    Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
+//! 4. After a failure, the queue pauses for [`RETRY_DELAY`].
+//! 5. A written answer stays in memory, because all answers are written again once the directory has lost data
 //!    ([`AnswerQueue::write_again`]).
 //!
-//! The queue only decides. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
+//! The queue only decides what to do. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
@@ -26,68 +26,66 @@ use crate::{
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
-/// Maximum size of the answers of one session: 1 MiB. Equal to what the library retains for a session by default.
+/// Maximum size of one session's answers, which is also the library's default.
 pub(super) const MAX_SESSION_SIZE: usize = 1024 * 1024;
 
-/// Maximum size of all answers of an instance: 64 MiB.
+/// Maximum size of an instance's answers.
 pub(super) const MAX_INSTANCE_SIZE: usize = 64 * 1024 * 1024;
 
-/// Size that is added to the bytes of each answer: 256.
+/// Size added to the bytes of each answer.
 ///
-/// Chosen because a key in the directory costs about as much. It also bounds the number of answers.
+/// A key in the directory costs about this much. Counting it also bounds the number of answers.
 pub(super) const OVERHEAD: usize = 256;
 
-/// Maximum number of bytes in flight to the directory: 4 MiB.
+/// Maximum number of bytes in flight to the directory.
 ///
-/// Chosen because an instance that shuts down may have 64 MiB to write, which then takes 16 round trips.
+/// An instance that is shutting down may have 64 MiB to write, which then takes 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
-/// Maximum number of operations in flight: 256. They are serialized on one connection.
+/// Maximum number of operations in flight. They are serialized on one connection.
 pub(super) const MAX_IN_FLIGHT: usize = 256;
 
-/// Delay after a failure before the directory is tried again: 500 ms.
+/// How long after a failure the directory is tried again.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Time after the end of a call from which its unwritten answer counts as late: 1 s.
+/// How long after its call has ended an unwritten answer counts as late.
 ///
-/// Chosen because a write usually takes less, so answers are rarely late while the directory accepts them.
+/// A write usually takes less, so answers are rarely late while the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// The answers to ended calls of one instance, until they expire or are evicted.
+/// An instance's answers to ended calls, until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
-    /// Everything that counts towards the bounds, the oldest first.
+    /// Everything that counts towards the bounds, oldest first.
     answers: BTreeMap<u64, QueuedAnswer>,
-    /// Evicted answers that may be in the directory and are not in flight.
+    /// Evicted answers that may be in the directory and have no operation in flight.
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` that are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and the places in `answers` that have not been written.
+    /// Reserved places, and the places in `answers` that have not been written yet.
     unwritten: BTreeSet<u64>,
-    /// The place of each key. A key also has one while it is in flight or in `removals`.
+    /// The place of each key. A key still has one while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, SessionAnswers>,
     /// The total size of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// Number of times all answers had to be written again.
+    /// How often all answers have had to be written again.
     losses: u64,
     next_place: u64,
-    /// When the directory is tried again after a failure.
+    /// When to try the directory again after a failure.
     paused_until: Option<Instant>,
 }
 
-/// The key of an answer in the directory.
+/// An answer's key in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
-    /// The session's generation.
     pub(super) generation: Incarnation,
     pub(super) call: CallNumber,
 }
 
-/// A place in the queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     number: u64,
@@ -101,17 +99,16 @@ pub(super) enum Bound {
     Session,
     /// [`MAX_INSTANCE_SIZE`].
     Instance,
-    /// [`ANSWER_TTL`], before the answer was written.
+    /// [`ANSWER_TTL`], which passed before the answer was written.
     Time,
 }
 
-/// An operation on the directory.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,
-    /// The answer to write, or `None` to remove it.
+    /// The answer to write, or `None` to remove the one in the directory.
     pub(super) text: Option<Bytes>,
-    /// The remaining time for which the answer is kept.
+    /// How much longer the answer is kept.
     pub(super) ttl: Duration,
     place: Place,
     /// The value of `losses` when the operation started.
@@ -132,7 +129,7 @@ enum State {
     /// No write has started.
     New,
     InFlight,
-    /// A write failed and may have been executed, or the written answer may be lost.
+    /// A write failed but may have been executed, or the written answer may have been lost.
     Failed,
     Written,
 }
@@ -163,19 +160,19 @@ impl AnswerQueue {
         }
     }
 
-    /// Frees a place for which there is no answer. Does nothing if the place has one.
+    /// Frees a place, unless it already has an answer.
     pub(super) fn release(&mut self, place: Place) {
         if !self.answers.contains_key(&place.number) {
             self.unwritten.remove(&place.number);
         }
     }
 
-    /// Puts an answer in its place. Returns the bound that was exceeded, if any.
+    /// Puts an answer in its place. Returns the bound that this exceeds, if any.
     ///
     /// # Edge cases
     ///
-    /// A key that has a place already keeps its place and its answer. An answer that is larger than [`MAX_SESSION_SIZE`], including its
-    /// [`OVERHEAD`], exceeds the bound and is not queued.
+    /// If the key already has a place, it keeps that place and its answer. An answer that is larger than [`MAX_SESSION_SIZE`], including
+    /// its [`OVERHEAD`], exceeds the bound and is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_SESSION_SIZE {
@@ -201,7 +198,9 @@ impl AnswerQueue {
         self.enforce_bounds(key.session)
     }
 
-    /// Removes expired answers and removals. Returns `true` if one of the answers was not known to be in the directory.
+    /// Removes expired answers and removals.
+    ///
+    /// Returns `true` if any of the answers was not known to be in the directory.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let mut has_unwritten = false;
         while let Some((&number, queued)) = self.answers.first_key_value()
@@ -220,9 +219,9 @@ impl AnswerQueue {
         has_unwritten
     }
 
-    /// Returns the next operation and counts it as in flight until [`complete`](Self::complete).
+    /// Returns the next operation, which counts as in flight until [`complete`](Self::complete).
     ///
-    /// Returns `None` if nothing is waiting, the queue is paused, or a limit of what is in flight is reached.
+    /// Returns `None` if nothing is waiting, the queue is paused, or the limits on what may be in flight have been reached.
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {
@@ -264,7 +263,9 @@ impl AnswerQueue {
         })
     }
 
-    /// Queues again everything that was written. What is in flight is queued again when its operation ends.
+    /// Queues everything that has already been written, to be written again.
+    ///
+    /// Whatever is in flight is queued again when its operation ends.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
         for (number, queued) in &mut self.answers {
@@ -276,7 +277,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Records the end of an operation.
+    /// Records that an operation has ended.
     pub(super) fn complete(&mut self, operation: Operation, succeeded: bool, now: Instant) {
         self.in_flight -= 1;
         self.bytes_in_flight -= operation.bytes();
@@ -310,7 +311,9 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns when the next answer or removal expires, or the pause ends. Returns `None` if nothing is queued.
+    /// Returns when the next answer or removal expires, or the pause ends.
+    ///
+    /// Returns `None` if nothing is queued.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -323,22 +326,22 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// Returns the place after all that have been reserved so far.
+    /// Returns the place after all those reserved so far.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
 
-    /// Returns `true` if no place before `end` is reserved or has an unwritten answer.
+    /// Returns `true` if no place before `end` is still reserved or has an unwritten answer.
     ///
-    /// Answers that were evicted or have expired do not count.
+    /// Answers that have been evicted or have expired do not count.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late.
+    /// Returns `true` if any answer is late.
     ///
     /// An answer is late if it is not known to be in the directory [`LATE_THRESHOLD`] after its call ended.
-    pub(super) fn is_late(&self, now: Instant) -> bool {
+    pub(super) fn has_late_answers(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));
         first.is_some_and(|queued| {
@@ -376,7 +379,7 @@ impl AnswerQueue {
         } = queued;
         match state {
             State::New => self.free(key, number),
-            // Removed once its write has ended.
+            // Its removal is queued once the write has ended.
             State::InFlight => {}
             State::Failed | State::Written => {
                 self.removals.insert(number, Removal { key, expires });
@@ -384,7 +387,9 @@ impl AnswerQueue {
         }
     }
 
-    /// Removes an answer from all collections except `places`, and from all totals. Its key is not free yet.
+    /// Removes an answer from all totals, and from all collections except `places`.
+    ///
+    /// Its key is therefore not free yet.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);
@@ -400,7 +405,7 @@ impl AnswerQueue {
         Some(queued)
     }
 
-    /// Frees a key, unless it now has another place.
+    /// Frees a key, unless it has been given another place by now.
     fn free(&mut self, key: AnswerKey, number: u64) {
         if let Slot::Occupied(place) = self.places.entry(key)
             && *place.get() == number

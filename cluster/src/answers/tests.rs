@@ -16,7 +16,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A source that has an answer for every call. The field is the length of that answer's message in bytes.
+/// A source that answers every call with an error whose message has this length in bytes.
 struct FakeSource(usize);
 
 impl AnswerSource for FakeSource {
@@ -54,7 +54,7 @@ impl Instance {
         }
     }
 
-    /// Reports ended calls of a session, all of whose clients have disconnected.
+    /// Reports ended calls in a session, all of whose clients have disconnected.
     fn end_calls(&self, session: &str, numbers: Range<u64>) {
         for number in numbers {
             let request = NumberOrString::Number(1);
@@ -67,7 +67,7 @@ impl Instance {
         }
     }
 
-    /// Returns the calls of a session whose answers are stored, and the size of those answers in bytes.
+    /// Returns a session's calls whose answers are stored, and the total size of these answers.
     async fn stored(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {
@@ -215,7 +215,7 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     assert_eq!(directory.request_count("heartbeat"), heartbeats);
 }
 
-/// A stream may be dropped outside a runtime.
+/// A stream may be dropped outside of a runtime.
 #[test]
 fn an_answer_is_stored_wherever_its_stream_was_dropped() {
     let runtime = tokio::runtime::Builder::new_current_thread()

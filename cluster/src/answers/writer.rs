@@ -1,4 +1,4 @@
-//! The task that writes answers to the directory. There is one per instance.
+//! The task that writes answers to the directory. Each instance has one.
 
 use std::{
     future::pending,
@@ -35,7 +35,7 @@ pub(super) struct AnswerWriter {
     failure_warning: RateLimitedWarning,
 }
 
-/// A reserved place for the answer to a call that has ended. Freed when dropped without an answer.
+/// A place reserved for the answer to an ended call. It is freed if dropped without an answer.
 #[derive(Debug)]
 pub(super) struct ReservedPlace {
     writer: Arc<AnswerWriter>,
@@ -56,7 +56,7 @@ impl AnswerWriter {
         })
     }
 
-    /// Reserves the next place. Needs no runtime.
+    /// Reserves the next place. This does not require a runtime.
     pub(super) fn reserve(self: &Arc<Self>) -> ReservedPlace {
         ReservedPlace {
             writer: self.clone(),
@@ -64,7 +64,7 @@ impl AnswerWriter {
         }
     }
 
-    /// Writes queued answers while it is polled. Must be called only once.
+    /// Writes queued answers for as long as it is polled. Must be called at most once.
     ///
     /// # Cancel safety
     ///
@@ -73,7 +73,7 @@ impl AnswerWriter {
         let mut in_flight = FuturesUnordered::new();
         loop {
             let deadline =
-                self.start_operations(|operation| in_flight.push(self.carry_out(operation)));
+                self.start_operations(|operation| in_flight.push(self.execute(operation)));
             let deadline = async {
                 match deadline {
                     Some(deadline) => sleep_until(deadline).await,
@@ -88,14 +88,14 @@ impl AnswerWriter {
         }
     }
 
-    /// Waits until each answer that is already queued has been written or evicted or has expired.
+    /// Waits until every answer queued so far has been written or evicted, or has expired.
     ///
     /// Returns `true` unless `deadline` passed first.
     pub(super) async fn flush(&self, deadline: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all_written = wait_until(&self.progress, || self.queue().is_written_until(end));
         match deadline {
-            // The rest is left to the task.
+            // The task writes the rest.
             Some(deadline) => timeout_at(deadline, all_written).await.is_ok(),
             None => {
                 all_written.await;
@@ -104,20 +104,23 @@ impl AnswerWriter {
         }
     }
 
-    /// Returns `true` if an answer is late.
-    pub(super) fn is_late(&self) -> bool {
-        self.queue().is_late(Instant::now())
+    /// Returns `true` if any answer is late.
+    pub(super) fn has_late_answers(&self) -> bool {
+        self.queue().has_late_answers(Instant::now())
     }
 
-    /// Queues again everything that was written.
+    /// Queues everything that has already been written, to be written again.
     pub(super) fn write_again(&self) {
         self.queue().write_again();
         self.has_work.notify_one();
     }
 
-    /// Removes expired answers and starts operations up to the limits. Warns if an answer expired before it was written.
+    /// Removes expired answers, then starts as many operations as the limits allow.
     ///
-    /// Returns when this must be called again, unless an operation completes or work is added first. Returns `None` if nothing is queued.
+    /// Warns if an answer has expired before it was written.
+    ///
+    /// Returns when this must be called again, unless an operation completes or work is added before that. Returns `None` if nothing is
+    /// queued.
     fn start_operations(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();
         let mut queue = self.queue();
@@ -134,7 +137,7 @@ impl AnswerWriter {
         deadline
     }
 
-    async fn carry_out(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
+    async fn execute(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
         let AnswerKey {
             session,
             generation,
@@ -161,7 +164,7 @@ impl AnswerWriter {
         self.queue().complete(operation, succeeded, now);
         if let Err(error) = result {
             self.failure_warning.warn(&format_args!(
-                "{error}: answers to ended calls are not in the directory yet, and are written again until they are"
+                "{error}: answers to ended calls are not in the directory yet; retrying until they are"
             ));
         }
     }
@@ -174,7 +177,7 @@ impl AnswerWriter {
             Bound::Time => time,
         };
         warning.warn(&format_args!(
-            "answers to ended calls are evicted, beyond {bound}: once their instance has ended, clients that resume get an error instead"
+            "answers to ended calls are being evicted beyond {bound}: once this instance has ended, clients that resume will get an error instead"
         ));
     }
 

@@ -223,7 +223,7 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         let stored = state.session(session, now).map(|stored| stored.record);
-        if let Some(tombstone) = tombstone.replacing(stored) {
+        if let Some(tombstone) = tombstone.supersede(stored) {
             state.write(session, Record::Deleted(tombstone), Bytes::new(), now);
         }
         Ok(())

@@ -1,6 +1,6 @@
-//! Owners of sessions, the epochs of their claims, and the records in the directory.
+//! Session owners, the epochs of their claims, and the records in the directory.
 //!
-//! Every value has exactly one text form, which is stored in the directory. Parsing that form yields the same value.
+//! Every value has exactly one text form, which is stored in the directory. Parsing it yields the same value.
 
 use std::{
     cmp::Ordering,
@@ -11,51 +11,51 @@ use std::{
 
 use super::{Incarnation, ParseIdError, parse_number};
 
-/// The instance on which a session is open, identified by peer address and incarnation.
+/// The instance on which a session is open, identified by its peer address and incarnation.
 ///
-/// Its text form is `<address> <incarnation>`.
+/// The text form is `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Owner {
     pub(crate) address: SocketAddr,
     pub(crate) incarnation: Incarnation,
 }
 
-/// Minimum difference between the epoch of a claim and the previous epoch: 1,000.
+/// Minimum difference between a claim's epoch and the previous one.
 ///
 /// The epochs in between are reserved for the owner, which takes the next one each time its record is lost ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
-/// The number of an ownership. Its text form is a decimal number.
+/// An ownership's number. The text form is a decimal number.
 ///
-/// It grows with every claim, including a re-claim by the owner. Of two records of a session, the one with the lower epoch is therefore
-/// older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it
-/// therefore also exceeds epochs that a directory has lost.
+/// It grows with every claim, even if the owner claims its own session again, so of two records for one session, the one with the lower
+/// epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it is
+/// therefore also higher than any epoch that a directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
-/// The owner of a session, and the epoch of its claim.
+/// A session's owner, and the epoch of its claim.
 ///
-/// A claim specifies the ownership that it replaces, and fails if the directory has a different record.
+/// A claim names the ownership that it replaces, and fails if the directory has a different record.
 ///
-/// Its text form is `<address> <incarnation> <epoch>`.
+/// The text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,
     pub(crate) epoch: Epoch,
 }
 
-/// The record of a session in the directory.
+/// A session's record in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// The session has ended. Its text form is `- <incarnation> <epoch>`.
+    /// The session has ended. The text form is `- <incarnation> <epoch>`.
     ///
-    /// Its client ended the session, or the session could not be restored. The tombstone outlives the session, so no former owner can
-    /// register the session again.
+    /// Either its client has ended it, or it could not be restored. The tombstone outlives the session so that no former owner can register
+    /// it again.
     Deleted(Tombstone),
 }
 
-/// The instance that deleted a session, and an epoch no lower than the one that the deletion ended.
+/// The instance that deleted a session, and an epoch no lower than the one this ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tombstone {
     pub(crate) by: Incarnation,
@@ -85,33 +85,36 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch of a session that starts now, or of a tombstone for a session whose epoch is not known.
+    /// Returns the epoch for a session that starts now.
+    ///
+    /// A tombstone also gets this epoch if the session's own is not known.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
 
-    /// Returns the epoch for a claim made now that supersedes this epoch. An owner also uses it to renew its own epoch.
+    /// Returns the epoch for a claim made now, which supersedes this epoch.
+    ///
+    /// An owner also uses it to renew its own epoch.
     pub(crate) fn next(self) -> Self {
         Self(wall_clock().max(self.0.saturating_add(CLAIM_STEP)))
     }
 
-    /// Returns the owner's epoch after the directory has lost its record.
+    /// Returns the owner's next epoch after the directory has lost its record.
     ///
-    /// It is lower than the epoch of any claim that replaces this one.
+    /// It is lower than the epoch of any claim that may have replaced this one.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// Returns the milliseconds since the Unix epoch.
 #[cfg(not(test))]
 fn wall_clock() -> u64 {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // A clock before 1970 counts as 0. The epoch of a claim still exceeds the previous one.
+    // A clock set before 1970 counts as 0. The epoch of a claim is still higher than the previous one.
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// Returns the time of the simulation, or of tokio's clock, which tests pause.
+/// Returns the simulated time, or else the time on tokio's clock, which tests pause.
 #[cfg(test)]
 fn wall_clock() -> u64 {
     if let Some(simulated) = crate::tests::simulated_clock() {
@@ -141,14 +144,14 @@ impl FromStr for Epoch {
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns the ownership of a session that starts now.
+    /// Returns the ownership for a session that starts now.
     #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
         let epoch = Epoch::now();
         Self { owner, epoch }
     }
 
-    /// Returns the ownership with which a claim by `owner` replaces this one.
+    /// Returns the ownership that replaces this one if `owner` claims the session.
     pub(crate) fn claimed_by(self, owner: Owner) -> Self {
         let epoch = self.epoch.next();
         Self { owner, epoch }
@@ -178,8 +181,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// It may not if this record has a higher epoch, or the same epoch and a higher incarnation. Nor may it if this record is a tombstone
-    /// with the same epoch and incarnation.
+    /// It may not if this record has a higher epoch, if it has the same epoch and a higher incarnation, or if it is a tombstone with the
+    /// same epoch and incarnation.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
@@ -221,12 +224,11 @@ impl FromStr for Record {
 // === impl Tombstone ===
 
 impl Tombstone {
-    /// Returns the tombstone that replaces `record`. It has the higher of the two epochs.
+    /// Returns the tombstone that replaces `record`, with the higher of the two epochs.
     ///
-    /// Returns `None` if `record` belongs to another instance and its epoch is not lower.
-    ///
-    /// An instance may always replace its own record, even if it no longer knows that record's epoch.
-    pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
+    /// Returns `None` if `record` belongs to another instance and its epoch is not lower. An instance may always replace its own record,
+    /// even if it no longer knows the record's epoch.
+    pub(crate) fn supersede(self, record: Option<Record>) -> Option<Self> {
         let (holder, epoch) = match record {
             None => return Some(self),
             Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),

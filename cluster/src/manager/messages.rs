@@ -6,12 +6,12 @@ use rmcp::{
 };
 use serde_json::Value;
 
-/// The error message for a call that was not started.
+/// The error message for a call that has not been started.
 pub(crate) const NOT_STARTED: &str = "the call was not started: the server could not determine whether it still owns the session; try again";
 
 /// Returns the JSON-RPC id of the call that a client's message cancels.
 ///
-/// Returns `None` if the message is not a cancel or has no request id.
+/// Returns `None` if the message is not a cancel, or has no request id.
 pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     let ClientJsonRpcMessage::Notification(message) = message else {
         return None;
@@ -23,7 +23,9 @@ pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     Some(call.clone().into_json_value())
 }
 
-/// Returns the error response to a request that was not started because another instance may own its session.
+/// Returns the error response to a request that has not been started.
+///
+/// The session may belong to another instance.
 pub(super) fn not_started(message: &ClientJsonRpcMessage) -> ServerSseMessage {
     let id = match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),

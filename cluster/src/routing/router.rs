@@ -130,7 +130,7 @@ impl Router {
         let session = SessionHash::of(id);
         // Discards any parameters that were loaded for this request but never used to restore a session.
         self.restores
-            .unless_restoring(session, || self.sessions.discard_unopened(session));
+            .run_unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
     }
 
@@ -178,7 +178,7 @@ impl Router {
     /// Gives up a session if too many attempts to restore it have failed. Returns `true` if so.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let unrestorable = self.sessions.restore_attempts.unrestorable(session);
+        let unrestorable = self.sessions.restore_attempts.unrestorable_epoch(session);
         if let Some(epoch) = unrestorable {
             warn!(target: "mcp_cancel_cluster", %session, "giving up a session, because its handler refuses to restore it or its parameters cannot be read");
             self.sessions.on_unrestorable(id, epoch);
@@ -204,7 +204,7 @@ impl Router {
         let session = Fields::parse(request.headers()).session;
         let generation = session
             .filter(|id| self.sessions.has_open_gate(id))
-            .map(|id| self.generations.of(id));
+            .map(|id| self.generations.get(id));
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 

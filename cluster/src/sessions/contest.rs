@@ -1,7 +1,7 @@
-//! Contested sessions: their records in the directory have a higher epoch and another owner.
+//! Contested sessions: the directory has another owner's record for them, at a higher epoch.
 //!
-//! A contested session serves nothing new, and its calls continue, until the heartbeat task decides. The session is relinquished if that
-//! owner has its lease, and claimed back if that owner provably has none.
+//! Until the heartbeat task decides, a contested session serves nothing new, but its calls continue. It is relinquished if the other owner
+//! has its lease, and claimed back if that owner provably has none.
 
 use std::sync::atomic::Ordering;
 
@@ -16,16 +16,16 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// Called when this instance has claimed a session. A local session is no longer contested after that.
+    /// Called when this instance has claimed a session, which ends its contest if it is local.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));
         }
     }
 
-    /// Called with a session's record in the directory.
+    /// Called with the record that the directory has for a session.
     ///
-    /// A record of this instance confirms the session. Another owner's record contests the session. A tombstone relinquishes it.
+    /// This instance's own record confirms the session, another owner's contests it, and a tombstone relinquishes it.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(ownership) if ownership.owner.incarnation == self.me => {
@@ -39,12 +39,12 @@ impl Sessions {
                         return false;
                     };
                     if is_later {
-                        // An earlier write took this epoch, and its response was lost. The next write takes a higher one.
+                        // An earlier write took this epoch but its response was lost, so the next write takes a higher one.
                         local.renewal_due = Some(since);
                     } else {
-                        // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so a
-                        // claim on the previous record fails. It is lower than that of any claim, so a later claim that the directory has
-                        // lost wins.
+                        // The directory had lost the record, so the session has been written at its old epoch. The next epoch is higher, so
+                        // that a claim on the previous record fails, but lower than any claim's, so that a later claim that the directory
+                        // has lost still wins.
                         local.epoch = local.epoch.after_loss();
                     }
                     true
@@ -55,7 +55,7 @@ impl Sessions {
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    // Set before the session is confirmed, because this instance's status must show one of the two.
+                    // Set before the session is confirmed, because at any time this instance's status must show one of the two.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
@@ -65,17 +65,18 @@ impl Sessions {
         }
     }
 
-    /// Returns `true` if any session is contested.
     pub(crate) fn has_contested(&self) -> bool {
         self.contested.load(Ordering::Acquire) > 0
     }
 
-    /// Returns `true` if any session is contested, or relinquished and not closed yet. Its calls may still be running.
+    /// Returns `true` if any session is contested, or has been relinquished but not closed yet.
+    ///
+    /// Its calls may still be running.
     pub(crate) fn has_unclosed(&self) -> bool {
         self.has_contested() || self.relinquished.has_pending_closes()
     }
 
-    /// Returns the contested sessions, each with its ownership in the directory.
+    /// Returns the contested sessions, each with the ownership that contests it.
     pub(crate) fn contested(&self) -> Vec<(SessionHash, Ownership)> {
         if !self.has_contested() {
             return Vec::new();
@@ -90,7 +91,9 @@ impl Sessions {
         contested.collect()
     }
 
-    /// Relinquishes a session to the owner that contests it. Does nothing unless this ownership still contests the session.
+    /// Relinquishes a session to the owner that contests it.
+    ///
+    /// Does nothing if that ownership no longer contests the session.
     pub(crate) fn relinquish_contested(&self, session: SessionHash, by: Ownership) {
         self.relinquish_if(session, RelinquishedTo::Owner(by.owner), |local| {
             local
@@ -100,12 +103,14 @@ impl Sessions {
         });
     }
 
-    /// Waits until a session becomes contested. Returns at once if one has become contested since this last returned.
+    /// Waits until a session becomes contested.
+    ///
+    /// Returns immediately if that has happened since this last returned.
     pub(crate) async fn until_contested(&self) {
         self.contest.notified().await;
     }
 
-    /// Returns `true` if a session is uncontested, and not claimed elsewhere since `lapse`.
+    /// Returns `true` if no other instance contests a session or has claimed it since `lapse`.
     ///
     /// A session that is not local needs no verification.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {

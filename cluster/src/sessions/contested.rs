@@ -1,4 +1,4 @@
-//! Guards that count the sessions that are contested, or must be written again.
+//! Guards that count the sessions that are contested or must be written again.
 
 use std::sync::{
     Arc,
@@ -16,7 +16,9 @@ pub(super) struct Contested {
     _count_guard: CountGuard,
 }
 
-/// Counts a session as unconfirmed until dropped. Its record may be lost, or another instance may have claimed the session.
+/// Counts a session as unconfirmed until dropped.
+///
+/// The directory may have lost the session's record, or another instance may have claimed the session.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,

@@ -1,9 +1,9 @@
-//! The drain gate of a session counts its requests in flight and can be closed.
+//! A session's drain gate counts the requests in flight, and can be closed.
 //!
-//! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
-//! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such
-//!    as the calls whose clients have disconnected, cannot have changed undetected.
-//! 3. The gate stays closed. A session that is restored gets a new gate.
+//! 1. A request enters before it is served, and exits once it has an answer. None can enter once the gate has been closed.
+//! 2. Closing the gate when it is idle succeeds only if no request has entered since it was found idle. That way, conditions that are
+//!    checked in between, such as which calls have lost their clients, cannot have changed unnoticed.
+//! 3. The gate never reopens. A session that is restored gets a new gate.
 
 use std::{
     fmt,
@@ -14,7 +14,6 @@ use tokio::sync::Notify;
 
 use crate::{lock::lock, wait_until::wait_until};
 
-/// The drain gate of one session.
 #[derive(Debug, Default)]
 pub(crate) struct DrainGate {
     state: Mutex<State>,
@@ -25,7 +24,7 @@ pub(crate) struct DrainGate {
 struct State {
     is_closed: bool,
     in_flight: usize,
-    /// Number of requests that have entered.
+    /// Number of requests that have entered so far.
     entries: u64,
 }
 
@@ -35,7 +34,7 @@ pub(crate) struct InFlightGuard(Arc<DrainGate>);
 // === impl DrainGate ===
 
 impl DrainGate {
-    /// Enters the gate. Returns `None` if it is closed.
+    /// Enters the gate, or returns `None` if it is closed.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<InFlightGuard> {
         let mut state = self.state();
         if state.is_closed {
@@ -57,7 +56,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// Does not close it if a request entered in the meantime. Returns `true` if the gate is closed, now or since before.
+    /// It stays open if a request enters in the meantime. Returns `true` if the gate is closed, even if it already was.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {
@@ -75,12 +74,12 @@ impl DrainGate {
         is_closed
     }
 
-    /// Closes the gate once it is idle. Returns when it is closed, by this task or another one.
+    /// Closes the gate once it is idle. Returns as soon as this task or another one has closed it.
     pub(crate) async fn close_when_idle(&self, is_idle: impl Fn() -> bool) {
         wait_until(&self.changed, || self.close_if_idle(&is_idle)).await;
     }
 
-    /// Returns when the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
+    /// Waits until the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
     pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
         let is_done = || {
             let before = *self.state();
@@ -95,7 +94,7 @@ impl DrainGate {
         self.notify_changed();
     }
 
-    /// Wakes the tasks that wait for the gate, because what they check may have changed.
+    /// Wakes the tasks that are waiting for the gate, because what they check may have changed.
     pub(crate) fn notify_changed(&self) {
         self.changed.notify_waiters();
     }
@@ -108,7 +107,7 @@ impl DrainGate {
 // === impl InFlightGuard ===
 
 impl InFlightGuard {
-    /// Returns `true` if the gate is closed, for example because the session is relinquished.
+    /// Returns `true` if the gate is closed, for example because its session was relinquished.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -185,7 +184,7 @@ mod tests {
         assert!(gate.is_closed());
     }
 
-    /// One thread enters the gate, and another one closes it. A request in flight has entered before the close.
+    /// One thread keeps entering the gate until another one closes it, when no request may be in flight.
     #[test]
     fn no_request_is_in_flight_once_the_gate_was_closed_when_idle() {
         for _ in 0..2_000 {

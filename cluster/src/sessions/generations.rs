@@ -1,7 +1,7 @@
-//! Generations distinguish the events of a session before and after a restore.
+//! Generations distinguish a session's events before a restore from those after it.
 //!
-//! A restored session numbers its events from 0 again, even in the same process. Its event ids therefore carry their own generation.
-//! The event ids of other sessions carry the incarnation of their instance.
+//! A restored session numbers its events from 0 again, even in the same process, so its event ids carry a generation of their own. The
+//! event ids of all other sessions carry their instance's incarnation.
 
 use std::{
     collections::HashMap,
@@ -10,11 +10,11 @@ use std::{
 
 use crate::ids::Incarnation;
 
-/// Map from session to its generation.
+/// Maps each session to its generation.
 #[derive(Debug)]
 pub(crate) struct Generations {
     me: Incarnation,
-    /// The generations of the sessions that were restored here.
+    /// The generations of the sessions that have been restored here.
     restored: RwLock<HashMap<Box<str>, Incarnation>>,
 }
 
@@ -28,20 +28,22 @@ impl Generations {
         }
     }
 
-    /// Called when a session was opened. A restored session gets a new generation.
+    /// Called when a session has been opened. A restored session gets a new generation.
     pub(crate) fn begin(&self, session: &str, is_restored: bool) {
         if is_restored {
             self.write().insert(session.into(), Incarnation::random());
         }
     }
 
-    /// Called when a session was closed.
+    /// Called when a session has been closed.
     pub(crate) fn end(&self, session: &str) {
         self.write().remove(session);
     }
 
-    /// Returns the generation of a session: the incarnation of this instance, unless the session was restored here and is open.
-    pub(crate) fn of(&self, session: &str) -> Incarnation {
+    /// Returns a session's generation.
+    ///
+    /// This is the instance's incarnation, unless the session was restored here and is still open.
+    pub(crate) fn get(&self, session: &str) -> Incarnation {
         self.read().get(session).copied().unwrap_or(self.me)
     }
 
@@ -65,14 +67,14 @@ mod tests {
         let me = Incarnation::random();
         let generations = Generations::new(me);
         generations.begin("a", false);
-        assert_eq!(generations.of("a"), me);
+        assert_eq!(generations.get("a"), me);
         generations.end("a");
         generations.begin("a", true);
-        let second = generations.of("a");
+        let second = generations.get("a");
         generations.end("a");
         generations.begin("a", true);
-        assert!(second != me && generations.of("a") != me && generations.of("a") != second);
-        assert_eq!(generations.of("b"), me);
+        assert!(second != me && generations.get("a") != me && generations.get("a") != second);
+        assert_eq!(generations.get("b"), me);
         generations.end("a");
         assert!(generations.read().is_empty());
     }

@@ -1,4 +1,4 @@
-//! The state of a local session, including what the directory stores of it.
+//! A local session's state, including what is known about its record in the directory.
 
 use std::sync::Arc;
 
@@ -12,38 +12,38 @@ use super::{
 };
 use crate::ids::{Epoch, SessionHash};
 
-/// A session of this instance: open, or loaded to be restored.
+/// A session on this instance, either open or loaded to be restored.
 pub(super) struct LocalSession {
     pub(super) id: Arc<str>,
     _index_guard: IndexGuard,
     /// The epoch at which this instance owns the session.
     pub(super) epoch: Epoch,
-    /// The ownership in the directory, if it has a higher epoch.
+    /// The other owner's record in the directory, if it has a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// Set while the session must be written again before the directory counts as consistent.
+    /// Set while the session has to be written again before the directory counts as consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
-    /// The `initialize` parameters, as JSON. Until they are known, the session is not written.
+    /// The `initialize` parameters, as JSON. The session is not written until they are known.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
-    /// The time as of which the directory is known to have the session. `None` if the session must still be written.
+    /// When the directory is known to have had the session. `None` if it has yet to be written.
     pub(super) written: Option<Instant>,
-    /// When the session last took an epoch. A claim on an earlier record can no longer succeed.
+    /// When the session last took an epoch. Claims on earlier records can no longer succeed.
     pub(super) renewed: Instant,
-    /// When a new epoch became due. `None` if none is due.
+    /// When a new epoch became due, or `None` if none is due.
     pub(super) renewal_due: Option<Instant>,
     pub(super) is_queued: bool,
-    /// Whether the session was sent to the directory at least once.
+    /// Whether the session has ever been sent to the directory.
     pub(super) was_sent: bool,
 }
 
-/// How far a session is restored.
+/// How far a session's restore has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its parameters were loaded at this time.
+    /// Its parameters have been loaded, at this time.
     Loaded(Instant),
-    /// It was opened, and its handler has not accepted the replayed `initialize` yet. So it has no call.
+    /// It has been opened, but its handler has not accepted the replayed `initialize` yet, so it has no calls.
     Restoring,
-    /// It is restored or was opened by its client.
+    /// It has been restored, or was opened by its client.
     Open,
 }
 
@@ -77,7 +77,6 @@ impl LocalSession {
         }
     }
 
-    /// Converts a session that is no longer local.
     pub(super) fn into_relinquished(
         self,
         session: SessionHash,
@@ -87,9 +86,9 @@ impl LocalSession {
         Relinquished { id, session, to }
     }
 
-    /// Returns `true` if no other instance has claimed the session since `lapse`.
+    /// Returns `true` if no other instance can have claimed the session since `lapse`.
     ///
-    /// A session without parameters is not in the directory, so no instance can have claimed it.
+    /// A session without parameters is not in the directory, so it cannot have been claimed.
     pub(super) fn is_verified(&self, lapse: Option<Lapse>) -> bool {
         let is_verified = |lapse: Lapse| {
             let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stall;
@@ -99,7 +98,7 @@ impl LocalSession {
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// Records that the directory has the session as of `at`, and takes the new epoch, if any.
+    /// Records that the directory had the session at `at`, and takes the new epoch, if any.
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;
@@ -113,7 +112,7 @@ impl LocalSession {
         }
     }
 
-    /// Returns `true` if the session must still be written.
+    /// Returns `true` if the session has yet to be written.
     pub(super) fn is_unwritten(&self) -> bool {
         self.params.is_some() && self.written.is_none()
     }

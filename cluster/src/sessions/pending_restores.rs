@@ -1,8 +1,8 @@
 //! Sessions that are about to be restored here.
 //!
-//! 1. For a peer, such a session is already local. Otherwise the peer would claim a session that this instance has just claimed, and both
-//!    would restore it.
-//! 2. One request at a time restores a session.
+//! 1. To a peer, such a session is already local. Otherwise the peer would claim a session that this instance has only just claimed, and
+//!    both would restore it.
+//! 2. Only one request at a time restores a session.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,25 +16,25 @@ use tokio::sync;
 
 use crate::{ids::SessionHash, lock::lock};
 
-/// The pending restores. Clones share their state.
+/// The pending restores. All clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PendingRestores(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
-    /// Number of sessions with a pending restore. While it is zero, the routing of a request does not take the lock.
+    /// Number of sessions with a pending restore. While it is zero, requests are routed without taking the lock.
     count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct RestoreStatus {
-    /// Number of requests that take part in the restore.
+    /// Number of requests taking part in the restore.
     requests: usize,
     turn: Arc<sync::Mutex<()>>,
 }
 
-/// Keeps the restore of a session pending until dropped.
+/// Keeps a session's restore pending until dropped.
 #[derive(Debug)]
 pub(crate) struct PendingRestore {
     pending_restores: PendingRestores,
@@ -42,7 +42,7 @@ pub(crate) struct PendingRestore {
     turn: Arc<sync::Mutex<()>>,
 }
 
-/// While this exists, no other request restores the session.
+/// A request's turn to restore a session. No other request restores it until this is dropped.
 pub(crate) type RestoreTurn = sync::OwnedMutexGuard<()>;
 
 // === impl PendingRestores ===
@@ -56,7 +56,7 @@ impl PendingRestores {
         restore
     }
 
-    /// Joins a restore that is pending. Returns `None` if there is none.
+    /// Joins the pending restore of a session, or returns `None` if there is none.
     pub(crate) fn join(&self, session: SessionHash) -> Option<PendingRestore> {
         let mut restoring = self.restoring();
         let status = restoring.get_mut(&session)?;
@@ -72,8 +72,10 @@ impl PendingRestores {
         }
     }
 
-    /// Calls `act` if no restore of a session is pending. The lock prevents restores from starting in the meantime.
-    pub(crate) fn unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
+    /// Calls `act` unless a restore of a session is pending.
+    ///
+    /// The lock is held during the call, so that no restore can start in the meantime.
+    pub(crate) fn run_unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {
             act();
@@ -84,7 +86,7 @@ impl PendingRestores {
         self.restoring().contains_key(&session)
     }
 
-    /// Returns the number of requests that take part in the restore of a session.
+    /// Returns the number of requests taking part in a session's restore.
     #[cfg(test)]
     pub(crate) fn requests(&self, session: SessionHash) -> usize {
         self.restoring()
@@ -105,7 +107,7 @@ impl PendingRestores {
 // === impl PendingRestore ===
 
 impl PendingRestore {
-    /// Waits until no other request restores the session.
+    /// Waits until no other request is restoring the session.
     pub(crate) async fn turn(&self) -> RestoreTurn {
         self.turn.clone().lock_owned().await
     }

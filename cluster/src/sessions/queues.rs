@@ -9,15 +9,15 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// Number of deleted sessions above which each queue drops the oldest: 4,096.
+/// Maximum number of deleted sessions in each queue, beyond which the oldest are dropped.
 ///
-/// Their records are left to the directory, which removes them within an hour.
+/// The directory removes their records by itself within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
 /// Writes that are sent together.
 ///
-/// A batch must be passed to [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue). Each deletion must be
-/// completed by [`on_deletion_result`](super::Sessions::on_deletion_result).
+/// Every batch must be passed on to [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue), and every
+/// deletion to [`on_deletion_result`](super::Sessions::on_deletion_result).
 pub(crate) enum Work {
     Delete(Vec<(SessionHash, Tombstone)>),
     Register(Batch),
@@ -28,22 +28,22 @@ pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
     pub(super) started: Instant,
-    /// Whether the directory may have had these sessions already.
+    /// Whether the directory may already have had these sessions.
     pub(super) is_rewrite: bool,
 }
 
 /// Everything that must be written.
 #[derive(Default)]
 pub(super) struct Queues {
-    /// Sessions that have never been in the directory. They are written first, because a client waits.
+    /// Sessions that have never been in the directory. They are written first, because their clients are waiting.
     pub(super) fresh: VecDeque<SessionHash>,
-    /// All other sessions.
+    /// Sessions that are written again.
     pub(super) rewrites: VecDeque<SessionHash>,
     /// Deleted sessions whose tombstones have not been written yet.
     pub(super) deleted: VecDeque<Deleted>,
-    /// Deleted sessions whose tombstones have been written, and since when, the oldest first.
+    /// Deleted sessions whose tombstones have been written, and when, oldest first.
     ///
-    /// Queued again when the directory may have lost data. At most [`MAX_DELETED`].
+    /// There are at most [`MAX_DELETED`]. They are queued again when the directory may have lost data.
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
     pub(super) is_in_flight: bool,
-    /// Whether the directory had the tombstone and may have lost it.
+    /// Whether the directory once had the tombstone and may have lost it.
     pub(super) is_rewrite: bool,
 }
 
@@ -67,7 +67,9 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// Records that the directory has the tombstone of a session. Covers all its deletions. Does nothing if none is queued.
+    /// Records that the directory has a session's tombstone, which covers all its queued deletions.
+    ///
+    /// Does nothing if none is queued.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
         let is_of_session = |deleted: &Deleted| deleted.session == session;
         let deletions = self.deleted.iter().filter(|deleted| is_of_session(deleted));
@@ -84,7 +86,9 @@ impl Queues {
         }
     }
 
-    /// Queues all tombstones again, because the directory may have lost them. The queue may then exceed [`MAX_DELETED`].
+    /// Queues all tombstones again, because the directory may have lost them.
+    ///
+    /// The queue may exceed [`MAX_DELETED`] as a result.
     pub(super) fn requeue_tombstones(&mut self) {
         let lost = self
             .tombstones
@@ -98,7 +102,7 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Returns `true` if a tombstone that the directory may have lost has not been written again yet.
+    /// Returns `true` if a tombstone that may be lost has not been written again yet.
     pub(super) fn has_lost_tombstones(&self) -> bool {
         self.deleted.iter().any(|deleted| deleted.is_rewrite)
     }

@@ -1,4 +1,4 @@
-//! Sessions that were relinquished and must be closed.
+//! Relinquished sessions, which still have to be closed.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -14,33 +14,33 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Sends relinquished sessions to the task that closes them, and tracks the pending closes.
+/// Sends relinquished sessions to the task that closes them, and tracks pending closes.
 pub(crate) struct RelinquishedSessions {
     sender: mpsc::UnboundedSender<Relinquished>,
-    /// Number of pending closes of each session.
+    /// Number of pending closes per session.
     closing: Mutex<HashMap<SessionHash, usize>>,
-    /// Notified when a session was closed.
+    /// Notified when a session has been closed.
     closed: Notify,
 }
 
-/// A session that is still open here, but was relinquished.
+/// A session that is still open here but has been relinquished.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Relinquished {
-    /// The session's id, by which it is closed.
+    /// The session's id, which is needed to close it.
     pub(crate) id: Arc<str>,
     pub(crate) session: SessionHash,
     pub(crate) to: RelinquishedTo,
 }
 
-/// The new owner of a relinquished session, or the reason why it has none.
+/// A relinquished session's new owner, or why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RelinquishedTo {
     Owner(Owner),
     /// The next instance that asks for the session claims it.
     AnyClaimer,
-    /// The restore failed. The next request restores the session again.
+    /// The restore failed, and the next request will restore the session again.
     RestoreRetry,
-    /// The session has not started, because no client may have it.
+    /// The session could not be given to its client, so it has not started.
     NoClient,
     /// The session has ended, for example through another instance or at another service.
     Ended,
@@ -49,9 +49,9 @@ pub(crate) enum RelinquishedTo {
 // === impl RelinquishedSessions ===
 
 impl RelinquishedSessions {
-    /// Returns an empty set, and the receiver of relinquished sessions.
+    /// Returns an empty set, along with the receiver for relinquished sessions.
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Relinquished>) {
-        // Bounded by the number of local sessions.
+        // In effect, this is bounded by the number of local sessions.
         let (sender, receiver) = mpsc::unbounded_channel();
         let sessions = Self {
             sender,
@@ -65,10 +65,10 @@ impl RelinquishedSessions {
     pub(crate) fn notify(&self, session: Relinquished) {
         *self.closing().entry(session.session).or_default() += 1;
         // Fails only if the task that closes sessions has ended.
-        let _sent = self.sender.send(session);
+        let _ = self.sender.send(session);
     }
 
-    /// Called when a session that was sent is closed.
+    /// Called when a session that was sent has been closed.
     pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {
@@ -79,14 +79,14 @@ impl RelinquishedSessions {
         self.closed.notify_waiters();
     }
 
-    /// Returns `true` if the close of any session is pending.
+    /// Returns `true` if any session has yet to be closed.
     pub(super) fn has_pending_closes(&self) -> bool {
         !self.closing().is_empty()
     }
 
-    /// Returns when every pending close of a session is complete.
+    /// Waits until every pending close of a session has completed.
     ///
-    /// A session that is restored before this returns would be closed as well.
+    /// If the session were restored any earlier, it would be closed as well.
     pub(crate) async fn until_closed(&self, session: SessionHash) {
         let is_closed = || !self.closing().contains_key(&session);
         wait_until(&self.closed, is_closed).await;

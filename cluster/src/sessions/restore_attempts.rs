@@ -1,10 +1,10 @@
-//! The attempts to restore sessions of this instance.
+//! Restore attempts on this instance.
 //!
-//! 1. An attempt counts from when the parameters of its session are loaded. After three that failed, the session counts as unrestorable.
-//! 2. An attempt that is given up has not failed. Its client disconnected, or a layer answered in place of rmcp. The session manager and
-//!    the session store record this, because rmcp drops their futures.
-//! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). Each
-//!    given-up attempt is therefore recorded for [`GIVEN_UP_TTL`].
+//! 1. An attempt counts as soon as its session's parameters have been loaded. After three failures, the session counts as unrestorable.
+//! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. The session manager and
+//!    the session store notice this because rmcp drops their futures.
+//! 3. When an attempt is given up, rmcp answers 404 to the requests that are waiting for it (`aborted_restore` in ARCHITECTURE.md,
+//!    Workarounds). That is why each given-up attempt is recorded for [`GIVEN_UP_TTL`].
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -20,37 +20,39 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// Maximum number of failed attempts to restore a session: 3. After that it counts as unrestorable.
+/// Number of failed attempts after which a session counts as unrestorable.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// Maximum number of sessions whose attempts are counted: 65,536.
+/// Maximum number of sessions whose attempts are counted.
 ///
-/// Chosen because after a deployment that cannot restore the previous sessions, all their clients return within a few minutes.
+/// After a deployment that cannot restore the old sessions, all of their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
-/// How long the attempts of a session are counted after the last one: 10 min.
+/// How long a session's attempts are counted after the last one.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
-/// How long an attempt that was given up affects other requests: 1 s.
+/// How long an attempt that has been given up affects other requests.
 ///
-/// Chosen because rmcp discards the result of the attempt once one of its own tasks has run.
+/// One second is enough because rmcp discards the attempt's result as soon as one of its own tasks has run.
 const GIVEN_UP_TTL: Duration = Duration::from_secs(1);
 
-/// The attempts of all sessions that are not restored yet.
+/// The attempts to restore each session that has not been restored yet.
 #[derive(Debug)]
 pub(crate) struct RestoreAttempts(Mutex<TtlCache<Attempts>>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Attempts {
-    /// Number of attempts that have failed or are running.
+    /// Number of attempts that have failed or are still running.
     count: u32,
-    /// The epoch at which this instance owned the session in the last attempt.
+    /// The epoch at which this instance owned the session at the last attempt.
     epoch: Option<Epoch>,
-    /// When the last attempt was given up.
+    /// When an attempt was last given up.
     given_up: Option<Instant>,
 }
 
-/// A step of an attempt that rmcp awaits. If dropped before [`complete`](Self::complete), the attempt is given up.
+/// A step of an attempt that rmcp awaits.
+///
+/// If it is dropped before [`complete`](Self::complete), the attempt has been given up.
 pub(crate) struct RestoreStep<'a> {
     attempts: &'a RestoreAttempts,
     session: SessionHash,
@@ -61,7 +63,7 @@ pub(crate) struct RestoreStep<'a> {
 // === impl RestoreAttempts ===
 
 impl RestoreAttempts {
-    /// Counts an attempt whose parameters were loaded.
+    /// Counts an attempt whose parameters have been loaded.
     pub(crate) fn add(&self, session: SessionHash, epoch: Epoch) {
         self.update(session, |attempts, _| {
             attempts.count += 1;
@@ -69,12 +71,12 @@ impl RestoreAttempts {
         });
     }
 
-    /// Starts loading the parameters of a session, before the attempt is counted.
+    /// Begins to load a session's parameters, before the attempt is counted.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }
 
-    /// Starts a step of an attempt that was counted.
+    /// Begins a step of an attempt that has already been counted.
     pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, true)
     }
@@ -84,16 +86,16 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt if [`MAX_ATTEMPTS`] for a session have failed, and `None` otherwise.
+    /// Returns the epoch of the last attempt if the session is unrestorable, otherwise `None`.
     ///
-    /// An attempt that is running counts as failed.
-    pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
+    /// An attempt that is still running counts as failed.
+    pub(crate) fn unrestorable_epoch(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;
         attempts.epoch.filter(|_| attempts.count >= MAX_ATTEMPTS)
     }
 
-    /// Returns `true` if an attempt was given up within [`GIVEN_UP_TTL`].
+    /// Returns `true` if an attempt has been given up within the last [`GIVEN_UP_TTL`].
     pub(crate) fn was_given_up(&self, session: SessionHash) -> bool {
         let (now, cache) = (Instant::now(), self.cache());
         let given_up = cache
@@ -132,14 +134,14 @@ impl Default for RestoreAttempts {
 // === impl RestoreStep ===
 
 impl RestoreStep<'_> {
-    /// Ends the step, successful or not.
+    /// Completes the step, whether or not it was successful.
     pub(crate) fn complete(mut self) {
         self.is_complete = true;
     }
 }
 
 impl Drop for RestoreStep<'_> {
-    /// A panic counts as a failure.
+    /// Gives up the attempt unless the step is complete. A panic counts as a failure instead.
     fn drop(&mut self) {
         if self.is_complete || thread::panicking() {
             return;
@@ -169,14 +171,14 @@ mod tests {
             .collect();
         for _ in 0..3 {
             for session in &sessions {
-                assert!(attempts.unrestorable(*session).is_none());
+                assert!(attempts.unrestorable_epoch(*session).is_none());
                 attempts.add(*session, Epoch::now());
             }
         }
         assert!(
             sessions
                 .iter()
-                .all(|session| attempts.unrestorable(*session).is_some())
+                .all(|session| attempts.unrestorable_epoch(*session).is_some())
         );
     }
 
@@ -188,12 +190,12 @@ mod tests {
             drop(attempts.begin_step(session()));
         }
         drop(attempts.begin_load(session()));
-        assert!(attempts.unrestorable(session()).is_none());
+        assert!(attempts.unrestorable_epoch(session()).is_none());
         iter::repeat_n((), 3).for_each(|()| attempts.add(session(), Epoch::now()));
         attempts.begin_step(session()).complete();
-        assert!(attempts.unrestorable(session()).is_some());
+        assert!(attempts.unrestorable_epoch(session()).is_some());
         attempts.on_restored(session());
-        assert!(attempts.unrestorable(session()).is_none());
+        assert!(attempts.unrestorable_epoch(session()).is_none());
     }
 
     #[tokio::test(start_paused = true)]

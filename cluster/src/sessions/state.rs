@@ -23,12 +23,12 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Number of locks over which the sessions are spread: 64.
+/// Number of locks that the sessions are spread over.
 const SHARDS: usize = 64;
 
-/// Maximum time for which a session may be loaded without being open: 60 s. After that it is removed.
+/// How long a session may stay loaded without being opened, before it is removed.
 ///
-/// Also the maximum time for which other requests wait for a restore.
+/// Other requests also wait this long for a restore.
 pub(crate) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The local sessions.
@@ -38,15 +38,17 @@ pub(crate) struct Sessions {
     pub(super) me: Incarnation,
     pub(crate) restore_attempts: RestoreAttempts,
     pub(super) queues: Mutex<Queues>,
-    /// Number of contested sessions: nearly always zero.
+    /// Number of contested sessions, nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
     /// Number of sessions that must be written again before the directory counts as consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// Notified when there may be something to write.
     pub(super) wake: Notify,
-    /// Notified when something was written.
+    /// Notified when something has been written.
+    ///
+    /// Also notified when a condition passed to [`until`](Self::until) may have become true for another reason.
     pub(super) written: Notify,
-    /// Notified when a session became contested.
+    /// Notified when a session has become contested.
     pub(super) contest: Notify,
     pub(crate) relinquished: RelinquishedSessions,
 }
@@ -54,7 +56,7 @@ pub(crate) struct Sessions {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Returns an empty set, and the receiver of relinquished sessions.
+    /// Returns an empty set, along with the receiver for relinquished sessions.
     pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Relinquished>) {
         let (relinquished, receiver) = RelinquishedSessions::new();
         let sessions = Self {
@@ -77,7 +79,7 @@ impl Sessions {
         self.shard(session).contains_key(&session)
     }
 
-    /// Returns `true` if a session is local, and not only loaded to be restored.
+    /// Returns `true` if a session is open, rather than merely loaded to be restored.
     pub(crate) fn is_open(&self, session: SessionHash) -> bool {
         let shard = self.shard(session);
         shard
@@ -85,23 +87,25 @@ impl Sessions {
             .is_some_and(|local| !matches!(local.phase, Phase::Loaded(_)))
     }
 
-    /// Returns `true` if a session is open, and its handler has accepted its `initialize`.
+    /// Returns `true` if a session is open and its handler has accepted its `initialize`.
     pub(crate) fn is_restored(&self, session: SessionHash) -> bool {
         let shard = self.shard(session);
         let local = shard.get(&session);
         local.is_some_and(|local| local.phase == Phase::Open)
     }
 
-    /// Returns whether the parameters of a local session are known, or `None` if it is not local.
+    /// Returns whether a local session's parameters are known, or `None` if it is not local.
     ///
-    /// A session without parameters is not written to the directory.
+    /// A session is not written to the directory without them.
     pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
         let session = SessionHash::of(id);
         let shard = self.shard(session);
         shard.get(&session).map(|local| local.params.is_some())
     }
 
-    /// Enters the gate of a session, as every request must. Returns `None` if it is not local, or its gate is closed.
+    /// Enters a session's gate, as every request must.
+    ///
+    /// Returns `None` if the session is not local or its gate is closed.
     pub(crate) fn enter(&self, id: &str) -> Option<InFlightGuard> {
         self.session_index.enter(id)
     }
@@ -115,12 +119,11 @@ impl Sessions {
         self.session_index.close_all();
     }
 
-    /// Returns `true` if a session is local, and its gate is open.
+    /// Returns `true` if a session is local and its gate is open.
     pub(crate) fn has_open_gate(&self, id: &str) -> bool {
         self.gate(id).is_some_and(|gate| !gate.is_closed())
     }
 
-    /// Returns the ids of all local sessions.
     pub(crate) fn ids(&self) -> Vec<Arc<str>> {
         let shards = self.shards.iter().map(lock);
         let ids =
@@ -132,7 +135,9 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Called when a session was opened, by its client or to be restored. Queues the session if its parameters are known.
+    /// Called when a session has been opened, by its client or in order to be restored.
+    ///
+    /// Queues the session to be written if its parameters are known.
     pub(crate) fn on_opened(&self, id: &str, is_restored: bool) {
         let session = SessionHash::of(id);
         {
@@ -149,9 +154,9 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Records the client's parameters (JSON), and queues the session to be written.
+    /// Records the client's parameters (JSON) and queues the session to be written.
     ///
-    /// Does nothing if the session was closed in the meantime, for example because the handler refused it.
+    /// Does nothing if the session has been closed in the meantime, for example because its handler refused it.
     pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
@@ -161,7 +166,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Queues a session that the directory must have, and that was not written yet.
+    /// Queues a session that the directory needs, unless it has already been written or queued.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unwritten() && !std::mem::replace(&mut local.is_queued, true)
@@ -179,10 +184,10 @@ impl Sessions {
         self.on_initialized(id, params);
     }
 
-    /// Returns `true` if a session that was just opened may be given to its client.
+    /// Returns `true` if a newly opened session may be given to its client.
     ///
-    /// Its gate must be open, and the directory must have its record. A session without parameters needs no record. A session that may not
-    /// be given to its client is relinquished, to be closed.
+    /// Its gate must be open, and the directory must have its record (a session without parameters needs none). Otherwise the session is
+    /// relinquished so that it gets closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
@@ -192,7 +197,7 @@ impl Sessions {
         };
         self.queues().fresh.retain(|fresh| *fresh != session);
         if local.was_sent {
-            // A write in flight may still succeed.
+            // A write that is still in flight may yet succeed.
             self.delete_later(session, local.epoch);
         }
         self.relinquished
@@ -210,7 +215,9 @@ impl Sessions {
         self.restore_attempts.on_restored(session);
     }
 
-    /// Starts the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
+    /// Begins to replay the `initialize` of a session that is being restored.
+    ///
+    /// Returns `None` for any other session.
     pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
         let session = SessionHash::of(id);
         let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
@@ -218,17 +225,18 @@ impl Sessions {
         is_replay.then(|| self.restore_attempts.begin_step(session))
     }
 
-    /// Called when the restore of a session has ended. Closes the session if its handler has not accepted `initialize`. The next request
-    /// then restores the session again.
+    /// Called when a session's restore has ended.
+    ///
+    /// Closes the session if its handler has not accepted the `initialize`. The next request will then restore it again.
     pub(crate) fn on_restore_ended(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
         self.relinquish_if(session, RelinquishedTo::RestoreRetry, is_restoring);
     }
 
-    /// Called when the parameters of a session were read, and it is about to be restored here.
+    /// Called when a session's parameters have been read and it is about to be restored here.
     ///
-    /// A session that is local already keeps its parameters, and takes the epoch if that is higher.
+    /// A session that is already local keeps any parameters it has, and takes the new epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -239,7 +247,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// Removes a session that was loaded and not opened. Does nothing for any other session.
+    /// Removes a session that has been loaded but not opened. Does nothing for any other session.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && matches!(local.get().phase, Phase::Loaded(_))
@@ -248,7 +256,9 @@ impl Sessions {
         }
     }
 
-    /// Called when a session was closed. A session that was only loaded since then stays, to be restored.
+    /// Called when a session has been closed.
+    ///
+    /// If it has since been loaded again, it is kept so that it can be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
@@ -260,29 +270,31 @@ impl Sessions {
         }
     }
 
-    /// Removes a session from the local ones.
     fn remove(&self, session: SessionHash) -> Option<LocalSession> {
         self.shard(session).remove(&session)
     }
 
-    /// Called when a session has ended, because its client ended it. Queues its tombstone.
+    /// Called when a client has ended its session. Queues the session's tombstone.
     pub(crate) fn on_deleted(&self, id: &str) {
-        // The epoch of a closed session is not known. The tombstone takes the record's epoch if that is higher.
+        // If the session has already been closed, its epoch is no longer known here. The tombstone takes the record's epoch if that is
+        // higher.
         self.end(id, Epoch::now());
     }
 
-    /// Called when a session has ended, because this instance cannot restore it. Queues a tombstone that replaces no later claim.
+    /// Called when a session has ended because this instance cannot restore it.
+    ///
+    /// The tombstone that it queues does not replace a later claim.
     pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
         self.end(id, epoch);
     }
 
-    /// Ends a session. If the session is not local, its tombstone gets `epoch`.
+    /// Ends a session. Its tombstone gets the session's own epoch, or `epoch` if it is not local.
     fn end(&self, id: &str, epoch: Epoch) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // The session is open in another service than the one that received the request, and must be closed there.
+                // The session is open at another service than the one that received the request, and has to be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));
@@ -294,7 +306,6 @@ impl Sessions {
         self.delete_later(session, epoch);
     }
 
-    /// Queues a tombstone of a session.
     fn delete_later(&self, session: SessionHash, epoch: Epoch) {
         {
             let mut queues = self.queues();
@@ -311,7 +322,7 @@ impl Sessions {
         self.wake.notify_one();
     }
 
-    /// Returns when the directory has a session, or the session is no longer local.
+    /// Waits until the directory has a session, or the session is no longer local.
     pub(crate) async fn until_written(&self, session: SessionHash) {
         self.until(|| {
             self.shard(session)
@@ -321,7 +332,7 @@ impl Sessions {
         .await;
     }
 
-    /// Returns `true` if a tombstone of a session is still to be written.
+    /// Returns `true` if a session's tombstone has yet to be written.
     pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
         let queues = self.queues();
         queues
@@ -330,35 +341,37 @@ impl Sessions {
             .any(|deleted| deleted.session == session)
     }
 
-    /// Returns when no tombstone of a session is still to be written.
+    /// Waits until a session has no tombstone left to be written.
     pub(crate) async fn until_removed(&self, session: SessionHash) {
         self.until(|| !self.is_deleted(session)).await;
     }
 
-    /// Returns when the directory has the tombstones of all deleted sessions.
+    /// Waits until the directory has the tombstones of all deleted sessions.
     pub(crate) async fn until_all_removed(&self) {
         self.until(|| self.queues().deleted.is_empty()).await;
     }
 
-    /// Returns when `condition` returns `true`. Checks after each write, restore, relinquishment and heartbeat.
+    /// Waits until `condition` returns `true`.
+    ///
+    /// The condition is checked at once, and again after each write, restore, relinquishment and heartbeat.
     pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }
 
-    /// Relinquishes a session that another instance owns now.
+    /// Relinquishes a session that another instance now owns.
     #[cfg(test)]
     pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: crate::ids::Owner) {
         self.relinquish_to(session, RelinquishedTo::Owner(owner));
     }
 
-    /// Relinquishes a session if its gate is closed. The next instance that asks for it claims it.
+    /// Relinquishes a session to whichever instance asks for it next. Does nothing unless its gate is closed.
     pub(crate) fn relinquish(&self, session: SessionHash) {
         let id = self
             .shard(session)
             .get(&session)
             .map(|local| local.id.clone());
         let gate = id.and_then(|id| self.gate(&id));
-        // A session that was restored in the meantime has another gate.
+        // A session that has been restored in the meantime has a new gate.
         if gate.is_some_and(|gate| gate.is_closed()) {
             self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }
@@ -368,7 +381,7 @@ impl Sessions {
         self.relinquish_if(session, to, |_| true);
     }
 
-    /// Removes a local session that meets `condition`, and sends it to the task that closes it.
+    /// Removes a local session if it meets `condition`, and sends it to the task that closes it.
     pub(super) fn relinquish_if(
         &self,
         session: SessionHash,
@@ -379,16 +392,16 @@ impl Sessions {
             && condition(local.get())
         {
             let mut local = local.remove();
-            // Counts as contested until its close is pending.
+            // It still counts as contested until its close is pending.
             let _contested = local.contested.take();
-            // Sent under the lock, so a request that no longer finds the session here then finds its pending close.
+            // Sent under the lock, so that any request that no longer finds the session here will find its pending close.
             self.relinquished
                 .notify(local.into_relinquished(session, to));
             self.notify_changed();
         }
     }
 
-    /// Wakes the tasks that wait in [`until`](Self::until).
+    /// Wakes the tasks that are waiting in [`until`](Self::until).
     pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }

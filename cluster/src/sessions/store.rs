@@ -1,9 +1,9 @@
-//! rmcp's session store, in the directory: the data to restore a session on another instance.
+//! rmcp's session store: keeps in the directory what it takes to restore a session elsewhere.
 //!
-//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not start ([`Sessions::admit_new_session`]). The tombstone of an
-//!    ended session is written as soon as the directory answers.
-//! 2. Only its owner restores a session. The owner must claim the session first, and meanwhile the restore is pending.
-//! 3. Errors and log lines contain no session id.
+//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not start ([`Sessions::admit_new_session`]). An ended session's
+//!    tombstone is written as soon as the directory answers.
+//! 2. Only a session's owner restores it. The owner has to claim it first, and the restore is pending in the meantime.
+//! 3. Neither errors nor log lines contain session ids.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -20,17 +20,17 @@ use crate::{
     sessions::Sessions,
 };
 
-/// Maximum length of the parameters of a session, as JSON: 64 KiB.
+/// Maximum length of a session's parameters, as JSON.
 ///
-/// A session with longer parameters is reachable by its clients, but is not restored after its instance has died.
+/// With longer parameters, clients can still reach the session, but it is not restored once its instance has died.
 const MAX_PARAMS: usize = 64 * 1024;
 
-/// Maximum wait of a new session for its record: 2 s.
+/// How long a new session waits for its record to be written.
 ///
-/// Chosen to allow for two attempts, each with [`DIRECTORY_TIMEOUT`].
+/// This allows for two attempts of [`DIRECTORY_TIMEOUT`] each.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Stores in the directory what a session needs to be restored.
+/// Stores what is needed to restore a session in the directory.
 #[derive(Debug)]
 pub(crate) struct ClusterStore {
     me: Incarnation,
@@ -65,7 +65,7 @@ impl SessionStore for ClusterStore {
         let Some(entry) = loaded? else {
             return Ok(None);
         };
-        // Checked again, because the session may have been deleted during the load.
+        // Checked again, because the session may have been deleted while it was being loaded.
         if self.sessions.is_deleted(session) {
             return Ok(None);
         }
@@ -86,7 +86,7 @@ impl SessionStore for ClusterStore {
     async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
         let mut params = serde_json::to_vec(state)?;
         if params.len() > MAX_PARAMS {
-            let message = "the parameters of a session are too large to be stored: the session ends with this instance";
+            let message = "a session's parameters are too large to be stored, so the session will end with this instance";
             self.too_large_warning.warn(&format_args!(
                 "{message} ({} bytes, {MAX_PARAMS} at most)",
                 params.len()

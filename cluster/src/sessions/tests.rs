@@ -59,7 +59,7 @@ fn write_next(sessions: &Sessions) -> Vec<SessionHash> {
     hashes
 }
 
-/// Returns the deletions to be written next. The deletions stay due, because they are reported as failed.
+/// Returns the deletions to be written next. Reports them as failed, so they stay due.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     let mut deleted = Vec::new();
     while let Some(Work::Delete(batch)) = sessions.next_deletions() {
@@ -188,7 +188,7 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_its_owner_is_dec
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
     sessions.relinquish_to_owner(hash("a"), other.owner);
     assert!(relinquished_sessions.try_recv().is_err(), "only once");
-    // The session is written at the epoch of the claim.
+    // The session is written at the claim's epoch.
     sessions.write_again(hash("b"));
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].epoch > other.epoch);
@@ -225,7 +225,7 @@ async fn a_session_is_verified_by_a_later_write_with_the_new_epoch_if_one_is_due
     sessions.on_written(batch, &[]);
     assert!(
         !is_verified("a"),
-        "another instance may claim on the record that it read before"
+        "another instance may still claim on the record that it has read"
     );
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
@@ -304,7 +304,7 @@ fn a_deleted_session_is_remembered_until_it_is_removed() {
     assert!(!sessions.is_deleted(hash("a")));
     assert!(
         next(&sessions).is_none(),
-        "the session is not written after that"
+        "the session must not be written after that"
     );
 }
 
@@ -330,7 +330,7 @@ async fn a_tombstone_is_written_again_until_it_expires() {
     assert_eq!(deletions(&sessions), [hash("b")]);
 }
 
-/// The client has deleted the session twice, and the directory accepts one of the two.
+/// The client has deleted the session twice, but the directory accepts only one of the two.
 #[test]
 fn a_session_that_was_deleted_twice_needs_no_further_write() {
     for is_first_accepted in [true, false] {
@@ -385,7 +385,7 @@ async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     assert!(!sessions.is_local(hash("a")) && sessions.is_local(hash("b")));
 }
 
-/// Closing the previous session takes longer than the instance waits. The close ends while the session is restored.
+/// Closing the old session takes longer than the instance waits, and only completes while the session is being restored.
 #[test]
 fn a_loaded_session_survives_the_end_of_its_previous_close() {
     let (sessions, _relinquished) = Sessions::new(me());

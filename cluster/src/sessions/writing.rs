@@ -1,4 +1,4 @@
-//! The writes of sessions and tombstones to the directory.
+//! Writing sessions and tombstones to the directory.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
@@ -16,22 +16,24 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum number of sessions in one batch: 128. A batch is also closed at 256 KiB.
+/// Maximum number of sessions in one batch, which also ends at [`MAX_BATCH_BYTES`].
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// Age at which a written session is written again: 1 min. A record that the backend evicted is missing for at most 70 s.
+/// Age at which a written session is written again.
+///
+/// A record that the backend has evicted is therefore missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Returns when something may have been queued.
+    /// Waits until something may have been queued.
     pub(crate) async fn until_work(&self) {
         self.wake.notified().await;
     }
 
-    /// Queues all sessions and tombstones, because the directory may have lost them.
+    /// Queues all sessions and tombstones again, because the directory may have lost them.
     pub(crate) fn write_all_again(&self) {
         self.queues().requeue_tombstones();
         let now = Instant::now();
@@ -45,7 +47,9 @@ impl Sessions {
         self.queue_again(|_| true);
     }
 
-    /// Queues every session at a new epoch. Other instances may have seen this one without a lease.
+    /// Queues every session to be written at a new epoch.
+    ///
+    /// Needed when other instances may have seen this one without a lease.
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -56,14 +60,14 @@ impl Sessions {
         self.write_all_again();
     }
 
-    /// Queues all sessions again, because another owner has replaced the record of one of them.
+    /// Queues all sessions again, because another owner has replaced one of their records.
     pub(crate) fn check_all(&self) {
         self.queue_again(|_| true);
     }
 
-    /// Queues a session again, for example because its record is missing or another owner's.
+    /// Queues a session again, for example because its record is missing or has another owner.
     ///
-    /// Does nothing if the session is not local or its parameters are not known.
+    /// Does nothing if the session is not local or its parameters are not known yet.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let must_queue = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.written = None;
@@ -75,7 +79,7 @@ impl Sessions {
         }
     }
 
-    /// Queues sessions that were written long ago and removes those whose restore has timed out.
+    /// Queues sessions last written long ago, and removes those whose restore has timed out.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -99,12 +103,12 @@ impl Sessions {
         }
     }
 
-    /// Returns `true` if a session or tombstone that needs confirmation has not been written again yet.
+    /// Returns `true` if a session or tombstone has yet to be confirmed by another write.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write: first new ones, then those that are written again.
+    /// Returns the next sessions to write, new ones before those that are written again.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
@@ -162,7 +166,9 @@ impl Sessions {
         })
     }
 
-    /// Records a written batch. `differing` has the records that differ from what the batch was to write.
+    /// Records that a batch has been written.
+    ///
+    /// `differing` lists the records that differ from what the batch was meant to write.
     pub(crate) fn on_written(&self, batch: Batch, differing: &[(SessionHash, Record)]) {
         let differing: HashMap<SessionHash, Record> = differing.iter().copied().collect();
         for Registration {
@@ -181,7 +187,7 @@ impl Sessions {
         self.written.notify_waiters();
     }
 
-    /// Requeues a batch whose outcome is unknown.
+    /// Queues a batch again because its outcome is unknown.
     pub(crate) fn requeue(&self, batch: Batch) {
         let mut requeued = Vec::new();
         for Registration { session, .. } in &batch.sessions {
@@ -203,7 +209,7 @@ impl Sessions {
         }
     }
 
-    /// Records whether the directory has accepted the tombstone of a session.
+    /// Records whether the directory has accepted a session's tombstone.
     pub(crate) fn on_deletion_result(&self, session: SessionHash, is_accepted: bool) {
         {
             let mut queues = self.queues();

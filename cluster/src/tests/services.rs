@@ -116,8 +116,8 @@ async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() 
     let manager = CancellableSessionManager::default()
         .lost_timeout(Duration::from_millis(100))
         .on_session(move |event| {
-            if let SessionEvent::Closed { why, .. } = event {
-                let _sent = sender.send(*why);
+            if let SessionEvent::Closed { reason, .. } = event {
+                let _sent = sender.send(*reason);
             }
         });
     let mut config = Mode::Session.config();

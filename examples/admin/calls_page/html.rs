@@ -1,4 +1,4 @@
-//! The page. Text from a client is written with [`Text`] only.
+//! The page. Text from clients is written only through [`Text`].
 
 use std::{
     fmt::{self, Write as _},
@@ -7,16 +7,16 @@ use std::{
 
 use super::row::{Row, State};
 
-/// Escaped for HTML, between tags and in quoted attributes.
+/// Text, escaped for use in HTML between tags and in quoted attributes.
 struct Text<'a>(&'a str);
 
-/// A duration in a readable unit.
+/// A duration in milliseconds, displayed in a readable unit.
 struct Time(u64);
 
 pub(super) fn page(rows: &[Row], mark: &str, missed: Option<u64>) -> String {
     let mut page = String::with_capacity(2048 + 512 * rows.len());
     // Writing to a string cannot fail.
-    let _written = write_page(&mut page, rows, mark, missed);
+    let _ = write_page(&mut page, rows, mark, missed);
     page
 }
 

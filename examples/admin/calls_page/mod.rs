@@ -1,20 +1,21 @@
-//! The calls in flight as a page and as JSON, with a button to cancel one. Copy this directory into your server:
+//! The calls in flight as a page and as JSON, with a button to cancel each call. Copy this directory into your server:
 //!
 //! ```ignore
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
 //! ```
 //!
-//! Every client that can reach these routes can cancel all calls and see the names of all tools. Put your
-//! authentication in front of them, or serve them on a loopback address only, wrapped in [`local_names_only`].
+//! Any client that can reach these routes can cancel every call and see the names of all tools. Put your own
+//! authentication in front of them, or serve them only on a loopback address, wrapped in [`local_names_only`].
 //!
-//! 1. Only a POST changes something, and only a POST from the page itself ([`SameOrigin`]).
-//! 2. Method, tool and ids are sent by clients. They are truncated, escaped, and shown as text ([`html`]).
-//! 3. The page loads only its own style and script. Nothing inline runs.
-//! 4. Session ids are secrets. A keyed hash shows which calls and which log lines have the same session.
-//! 5. A page from another process cancels nothing, because its call numbers mean other calls here. The page sends the
-//!    mark of its process. A script may send it too: `process` in `/calls.json`.
-//! 6. A button that has just moved under the pointer cannot be pressed. A double click, or a row that moves, would
-//!    otherwise cancel another call.
+//! 1. Only a POST changes anything, and only one from the page itself ([`SameOrigin`]).
+//! 2. The method, the tool and the ids are sent by clients, so they are truncated, escaped, and shown as text
+//!    ([`html`]).
+//! 3. The page loads only its own style and script, and nothing inline runs.
+//! 4. Session ids are secrets, so a keyed hash shows which calls and which log lines belong to the same session.
+//! 5. A page from another process cancels nothing, because its call numbers refer to different calls here. That is why
+//!    the page sends its process's mark. A script can send the mark, too: it is `process` in `/calls.json`.
+//! 6. A button that has just moved under the pointer cannot be pressed. Otherwise a double click, or a row that moves,
+//!    would cancel a different call.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -47,13 +48,13 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 pub(crate) struct Page {
     calls: Calls,
-    /// The key of the page's mark, which differs in each process.
+    /// The key for the page's mark. It differs in each process.
     key: Arc<RandomState>,
 }
 
 #[derive(Serialize)]
 struct Listing {
-    /// The mark of this process, whose call numbers these are.
+    /// The mark of this process, which the call numbers belong to.
     process: String,
     calls: Vec<Row>,
 }
@@ -65,7 +66,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark of the page that has the button. A request that a script sent needs none.
+    /// The mark on the page that the button is on. A request from a script needs none.
     page: Option<String>,
 }
 
@@ -75,7 +76,7 @@ struct Notice {
     missed: Option<u64>,
 }
 
-/// Serves `/calls`, `/calls.json`, and the files of the page.
+/// Serves `/calls`, `/calls.json`, and the page's files.
 pub(crate) fn routes(page: impl Into<Page>) -> Router {
     let style = (
         [(header::CONTENT_TYPE, "text/css")],
@@ -90,7 +91,7 @@ pub(crate) fn routes(page: impl Into<Page>) -> Router {
         .route("/calls.json", get(list))
         .route("/calls.css", get(async || style))
         .route("/calls.js", get(async || script))
-        .layer(map_response(protected))
+        .layer(map_response(add_security_headers))
         .with_state(page.into())
 }
 
@@ -105,28 +106,28 @@ async fn list(State(page): State<Page>) -> Json<Listing> {
     })
 }
 
-/// Redirects to the page, so that a reload does not send the form again.
+/// Redirects to the page, so that reloading it does not send the form again.
 async fn cancel(
     _: SameOrigin,
     State(page): State<Page>,
     Query(source): Query<Source>,
     Form(Cancel { call }): Form<Cancel>,
 ) -> Response {
-    let to = if page.is_of_this_process(source.page.as_deref()) && page.cancel(call) {
+    let location = if page.is_of_this_process(source.page.as_deref()) && page.cancel(call) {
         "calls".to_owned()
     } else {
         format!("calls?missed={call}")
     };
-    (StatusCode::SEE_OTHER, [(header::LOCATION, to)]).into_response()
+    (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response()
 }
 
-async fn protected(mut response: Response) -> Response {
+async fn add_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CACHE_CONTROL, "no-store"),
-        // With "no-referrer" browsers send `Origin: null` with the form.
+        // With "no-referrer", browsers would send `Origin: null` along with the form.
         (header::REFERRER_POLICY, "same-origin"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
@@ -146,14 +147,14 @@ impl From<Calls> for Page {
 impl Page {
     fn rows(&self) -> Vec<Row> {
         let calls = self.calls.snapshot();
-        calls.iter().map(Row::of).collect()
+        calls.iter().map(Row::new).collect()
     }
 
     fn mark(&self) -> String {
         format!("{:016x}", self.key.hash_one("the page"))
     }
 
-    /// Returns `true` if a mark is that of this process, or absent.
+    /// Returns `true` if a mark belongs to this process, or is absent.
     pub(crate) fn is_of_this_process(&self, mark: Option<&str>) -> bool {
         mark.is_none_or(|mark| mark == self.mark())
     }

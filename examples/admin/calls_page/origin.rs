@@ -1,4 +1,4 @@
-//! Checks of a request's origin and host.
+//! Checks a request's origin and host.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,18 @@ use axum::{
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// A request that a page of this server sent. Other sites can make a browser send forms here, with its cookies. They
-/// cannot forge the headers in which the browser sends their origin.
+/// A request sent by one of this server's own pages.
 ///
-/// `Origin` must have the host of the request, and `Sec-Fetch-Site` must be `same-origin`. At least one of them must be
+/// Other sites can make a browser send forms here, along with its cookies, but they cannot forge the headers in which
+/// the browser sends their origin.
+///
+/// `Origin` must have the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of the two must be
 /// present, and neither may be repeated. A proxy in front must not change `Host`.
 pub(super) struct SameOrigin;
 
-/// Answers only requests to a name of this machine. Otherwise a site could resolve its own name to 127.0.0.1 and would
-/// have the same origin (DNS rebinding).
+/// Answers only requests whose host is `localhost` or a loopback address.
+///
+/// Otherwise a site could resolve its own name to 127.0.0.1, and would then have the same origin (DNS rebinding).
 pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {
     let host = host(request.uri().authority(), request.headers());
     let host = host.as_ref().map(Authority::host);
@@ -49,7 +52,7 @@ fn is_this_machine(host: &str) -> bool {
             .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Returns `true` if a page of this server sent the request.
+/// Returns `true` if one of this server's pages sent the request.
 ///
 /// Returns `None` if a header is repeated or unreadable, or if no header contains the origin.
 fn is_same_origin(parts: &Parts) -> Option<bool> {
@@ -70,7 +73,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
     }
 }
 
-/// Returns the host of a request. With HTTP/2 it is in the URI.
+/// Returns a request's host, which is in the URI with HTTP/2.
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),
@@ -78,7 +81,7 @@ fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority>
     }
 }
 
-/// Returns the value of a header, or `None` if the header is repeated or its value is not text.
+/// Returns a header's value, or `None` if the header is repeated or its value is not text.
 fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -1,4 +1,4 @@
-//! A call as shown on the page and sent as JSON.
+//! A call as it is shown on the page and sent as JSON.
 
 use std::time::Duration;
 
@@ -6,11 +6,12 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters of a name that are shown. Clients choose names of any length.
+/// Maximum number of characters shown of a name. Clients can choose names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
-/// Times are in milliseconds. Absent values are `null`. Names and hashes are those of the layer's log, so that both can
-/// be joined.
+/// A call, with all times in milliseconds, and `null` for absent values.
+///
+/// Names and hashes are the same as in the layer's log, so that the two can be joined.
 #[derive(Serialize)]
 pub(super) struct Row {
     #[serde(rename = "call")]
@@ -29,7 +30,7 @@ pub(super) struct Row {
     pub(super) age_ms: u64,
     /// Time since the client disconnected.
     pub(super) detached_ms: Option<u64>,
-    /// Rest of the grace.
+    /// Time left until the grace ends.
     pub(super) grace_left_ms: Option<u64>,
     /// Time left until the call's deadline.
     pub(super) time_left_ms: Option<u64>,
@@ -45,7 +46,7 @@ pub(super) enum State {
 // === impl Row ===
 
 impl Row {
-    pub(super) fn of(call: &CallSnapshot) -> Self {
+    pub(super) fn new(call: &CallSnapshot) -> Self {
         let info = call.info();
         let (state, since, grace_left) = match call.state() {
             CallState::Detached {
@@ -57,11 +58,11 @@ impl Row {
             id: info.id().to_string(),
             session: info.session().and_then(hash),
             request: match Value::from(info.request_id()) {
-                Value::String(id) => cut(&id).into(),
+                Value::String(id) => truncate(&id).into(),
                 number => number,
             },
-            method: cut(info.method()),
-            tool: info.tool().map(cut),
+            method: truncate(info.method()),
+            tool: info.tool().map(truncate),
             state,
             age_ms: millis(call.age()),
             detached_ms: since.map(millis),
@@ -75,7 +76,7 @@ fn hash(session: &str) -> Option<String> {
     SessionIds::Hashed.display(session).map(Into::into)
 }
 
-fn cut(text: &str) -> String {
+fn truncate(text: &str) -> String {
     match text.char_indices().nth(MAX_NAME_LENGTH) {
         Some(_) => text.chars().take(MAX_NAME_LENGTH).chain(['…']).collect(),
         None => text.to_owned(),

@@ -1,12 +1,12 @@
-//! Tools that query a database with sqlx. When their client disconnects, the database stops.
+//! Tools that query a database with sqlx. When their client disconnects, the database stops working on the query.
 //!
 //! ```sh
 //! cargo run --manifest-path examples/sqlx/Cargo.toml
 //! cargo run --manifest-path examples/sqlx/Cargo.toml -- postgres://user@localhost/database
 //! ```
 //!
-//! Dropping a query does not stop it: sqlx runs SQLite's queries on a thread, and PostgreSQL works until it has something to send. The
-//! modules show how to stop a query.
+//! Dropping a query does not stop it, because sqlx runs SQLite's queries on a thread, and PostgreSQL keeps working until it has something
+//! to send. The modules show how to stop a query.
 
 use std::{error::Error, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ mod sqlite;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Timeout of this example, which takes far less.
+/// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The server with the tools.
@@ -131,7 +131,7 @@ impl Databases {
 impl ServerHandler for Databases {}
 
 fn token(context: &RequestContext<RoleServer>) -> Result<CallToken, Failure> {
-    Ok(CallToken::of(context).ok_or("the request did not pass the layer")?)
+    Ok(CallToken::of(context).ok_or("the request did not pass through the layer")?)
 }
 
 fn answer(result: Result<String, Failure>) -> Result<String, ErrorData> {

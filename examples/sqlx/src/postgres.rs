@@ -1,9 +1,9 @@
-//! PostgreSQL: a cancel closes the connection of the query, and the server notices.
+//! PostgreSQL: a cancel closes the query's connection, and the server notices.
 //!
-//! Dropping a query does not end it on the server. Nor does closing the connection: a server that has nothing to send does not notice.
-//! With `client_connection_check_interval`, PostgreSQL notices from version 14 on, unless a pooler is in between. With a pooler, call
-//! `pg_cancel_backend` on another connection, and only while the query's own connection is not back in the pool. Otherwise it would
-//! cancel the query of another call.
+//! Dropping a query does not end it on the server. By default, closing the connection does not either, because a server that has nothing to
+//! send does not notice. With `client_connection_check_interval`, PostgreSQL 14 and later do notice, unless there is a pooler in between.
+//! With a pooler, call `pg_cancel_backend` on another connection, and only while the query's own connection has not yet returned to the
+//! pool. Otherwise it would cancel another call's query.
 
 use std::{net::SocketAddr, str::FromStr as _, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::time::sleep as pause;
 
 use crate::{Failure, raw};
 
-/// The queries of this example that run on the server.
+/// Counts this example's queries that are running on the server.
 const RUNNING: &str = "
     SELECT count(*) FROM pg_stat_activity
     WHERE state = 'active' AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep%'";
@@ -48,18 +48,18 @@ pub(crate) async fn sleep(
     }
 }
 
-/// Checks that a query of ten minutes runs on the server until its client disconnects.
+/// Checks that a ten-minute query runs on the server until its client disconnects.
 pub(crate) async fn play(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
     let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
-    until_running(pool, 1).await?;
+    wait_for_running(pool, 1).await?;
     println!("PostgreSQL sleeps; the client hangs up");
     client.hang_up();
-    until_running(pool, 0).await?;
+    wait_for_running(pool, 0).await?;
     println!("PostgreSQL has ended the query");
     Ok(())
 }
 
-async fn until_running(pool: &PgPool, expected: i64) -> Result<(), Failure> {
+async fn wait_for_running(pool: &PgPool, expected: i64) -> Result<(), Failure> {
     loop {
         let running: i64 = sqlx::query_scalar(RUNNING).fetch_one(pool).await?;
         if running == expected {

@@ -1,6 +1,6 @@
-//! SQLite, in memory: a progress handler checks the token while a query runs.
+//! SQLite, in memory: a progress handler checks the token while a query is running.
 //!
-//! Dropping a query does not interrupt it. Its thread continues until the query has a row, and the connection is in use until then.
+//! Dropping a query does not interrupt it. Its thread continues until the query has a row, and the connection stays in use until then.
 
 use std::net::SocketAddr;
 
@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 
 use crate::{Failure, raw};
 
-/// Number of instructions of SQLite's virtual machine between two checks of the token.
+/// Number of instructions that SQLite's virtual machine runs between two checks of the token.
 const CHECK_EVERY: i32 = 1_000;
 
-/// Notified while a query runs, so that the client hangs up in the middle of it.
+/// Notified while a query is running, so that the client hangs up mid-query.
 static RUNNING: Notify = Notify::const_new();
 
 const COUNT: &str = "
@@ -28,7 +28,7 @@ const COUNT: &str = "
 pub(crate) async fn pool() -> Result<SqlitePool, Failure> {
     let options = SqlitePoolOptions::new()
         .max_connections(1)
-        // Runs even if the tool was dropped. `lock_handle` waits until the connection's thread has stopped.
+        // Runs even if the tool has been dropped. `lock_handle` waits until the connection's thread has stopped.
         .after_release(|connection, _| {
             Box::pin(async {
                 connection.lock_handle().await?.remove_progress_handler();
@@ -65,14 +65,16 @@ pub(crate) async fn count(
     Ok(format!("counted to {}", count?))
 }
 
-/// Checks that a query of many years is interrupted: the next query gets the only connection.
+/// Checks that a query that would take many years is interrupted.
+///
+/// If it is, the next query gets the only connection.
 pub(crate) async fn play(addr: SocketAddr) -> Result<(), Failure> {
     let client = raw::call(addr, "count", json!({ "up_to": i64::MAX })).await?;
     RUNNING.notified().await;
     println!("SQLite counts; the client hangs up");
     client.hang_up();
     let next = raw::call(addr, "count", json!({ "up_to": 100_000 })).await?;
-    let answer = next.response().await?;
+    let answer = next.read_to_end().await?;
     if !answer.contains("counted to 100000") {
         return Err(format!("not the count: {answer:?}").into());
     }

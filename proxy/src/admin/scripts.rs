@@ -1,7 +1,7 @@
-//! Lets scripts with the token of `--admin-token` see the calls, and cancel one.
+//! Lets scripts with the token from `--admin-token` see the calls and cancel one.
 //!
-//! `POST /calls/{id}/cancel` cancels a call. Its optional parameter `process` is that of `/calls.json`: after a restart, the
-//! number of a call belongs to another call.
+//! `POST /calls/{id}/cancel` cancels a call. Its optional parameter `process` is the one in `/calls.json`, because after a
+//! restart a call's number belongs to another call.
 
 use axum::{
     Json, Router,
@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use super::calls_page::Page;
 use crate::{config::AdminToken, headers::exactly_one};
 
-/// The parameters of the query.
+/// The query parameters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
-    /// `process` of the `/calls.json` that lists the call.
+    /// The `process` in the `/calls.json` that lists the call.
     process: Option<String>,
 }
 
@@ -34,11 +34,11 @@ pub(super) fn routes(page: Page, token: AdminToken) -> Router {
         .route("/calls/{id}/cancel", post(cancel))
         .layer(map_response(forbid_storing))
         .with_state(page);
-    with_token(router, token)
+    restrict_to_token(router, token)
 }
 
-/// Refuses the requests for these routes that lack the token.
-pub(super) fn with_token(router: Router, token: AdminToken) -> Router {
+/// Refuses requests for these routes that lack the token.
+pub(super) fn restrict_to_token(router: Router, token: AdminToken) -> Router {
     router.route_layer(from_fn_with_state(token, require_token))
 }
 
@@ -49,14 +49,14 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
     let refused = (
         StatusCode::UNAUTHORIZED,
         [(header::WWW_AUTHENTICATE, "Bearer")],
-        error("the request needs the bearer token of --admin-token"),
+        error("the request needs the bearer token from --admin-token"),
     );
     refused.into_response()
 }
 
-/// Returns the bearer token of a request.
+/// Returns a request's bearer token.
 ///
-/// Returns `None` if the request does not have exactly one `Authorization`, or if that has another scheme.
+/// Returns `None` if the request does not have exactly one `Authorization` header, or if that has another scheme.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme
@@ -66,14 +66,14 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// Cancels the call with the given id.
 ///
-/// The status is 400 for an unknown parameter, 409 for another process, and 404 if no such call can be cancelled.
+/// The status is 400 for an unknown parameter, 409 for another process, and 404 if there is no such call that can be cancelled.
 async fn cancel(
     State(page): State<Page>,
     id: Result<Path<String>, PathRejection>,
     parameters: Result<Query<Parameters>, QueryRejection>,
 ) -> (StatusCode, Json<Value>) {
     let Ok(Query(parameters)) = parameters else {
-        let text = "the only parameter of the query is `process`";
+        let text = "the only query parameter is `process`";
         return (StatusCode::BAD_REQUEST, error(text));
     };
     if !page.is_of_this_process(parameters.process.as_deref()) {
@@ -94,7 +94,9 @@ fn error(text: &str) -> Json<Value> {
 }
 
 async fn forbid_storing(mut response: Response) -> Response {
-    let none = HeaderValue::from_static("no-store");
-    response.headers_mut().insert(header::CACHE_CONTROL, none);
+    let no_store = HeaderValue::from_static("no-store");
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, no_store);
     response
 }

@@ -1,9 +1,9 @@
-//! Metrics of a command's sessions.
+//! Metrics for a command's sessions.
 
 use super::metric;
 use crate::server::Server;
 
-/// Renders the number of ended sessions, by reason, in the Prometheus text format.
+/// Renders the number of ended sessions by reason, in the Prometheus text format.
 ///
 /// Returns an empty string for an upstream.
 pub(super) fn render(server: &Server) -> String {

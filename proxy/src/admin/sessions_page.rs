@@ -1,4 +1,4 @@
-//! The sessions of a command as a page and as JSON.
+//! A command's sessions, as a page and as JSON.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -16,10 +16,12 @@ use crate::{
     stdio::{SessionInfo, Stdio},
 };
 
-/// The content security policy of the page.
+/// The page's content security policy.
 const POLICY: &str = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Serves `/sessions` and `/sessions.json`. Serves nothing for an upstream, whose sessions are not known.
+/// Serves `/sessions` and `/sessions.json`.
+///
+/// Serves nothing for an upstream, whose sessions are not known.
 pub(super) fn routes(server: &Server) -> Router {
     let Server::Stdio(stdio) = server else {
         return Router::new();
@@ -53,17 +55,17 @@ fn page(stdio: &Stdio) -> String {
     );
     for session in sessions {
         let last_use = match session.unused {
-            Some(unused) => format!("{} ago", readable(unused)),
+            Some(unused) => format!("{} ago", format_duration(unused)),
             None => "in use".to_owned(),
         };
-        let age = readable(session.age);
-        // The id is a hash in hexadecimal digits. Writing to a `String` does not fail.
-        let _written = writeln!(page, "<tr><td>{}<td>{age}<td>{last_use}", session.id);
+        let age = format_duration(session.age);
+        // The id is a hexadecimal hash, so it needs no escaping. Writing to a `String` never fails.
+        let _ = writeln!(page, "<tr><td>{}<td>{age}<td>{last_use}", session.id);
     }
     page + "</table><p><a href=\"sessions.json\">JSON</a>\n"
 }
 
-fn readable(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -72,7 +74,7 @@ fn readable(time: Duration) -> String {
     }
 }
 
-/// Adds headers against sniffing, framing and storing.
+/// Adds headers that prevent sniffing, framing and storing.
 async fn add_protection(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [

@@ -1,4 +1,4 @@
-//! An option from the environment or a file, which is parsed like its flag.
+//! Options from the environment or a file, which are parsed like flags.
 
 use std::ffi::OsString;
 
@@ -9,17 +9,16 @@ use clap::{
 
 use super::{bare_command, check_alone, value_is_secret};
 
-/// The key of the arguments after `--`.
+/// The key for the arguments after `--`.
 pub(super) const COMMAND: &str = "command";
 
-/// An option with its values.
+/// An option and its values.
 #[derive(Debug)]
 pub(super) struct Entry {
     option: String,
     values: Vec<Value>,
 }
 
-/// A value of an option.
 #[derive(Debug)]
 pub(super) enum Value {
     Text(OsString),
@@ -29,7 +28,7 @@ pub(super) enum Value {
 // === impl Entry ===
 
 impl Entry {
-    /// Creates an entry if the option exists and accepts `values`. The error is for the user.
+    /// Creates an entry if the option exists and accepts `values`. Errors are messages for the user.
     pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
         let option = option.to_owned();
         let entry = Self { option, values };
@@ -47,7 +46,7 @@ impl Entry {
                 .unwrap_or_default();
             return Err(format!("unknown option `{option}`{nearest}"));
         };
-        // `false` adds no argument, so clap cannot refuse it.
+        // A `false` adds no argument, so clap cannot refuse it.
         let has_switch = || {
             let mut values = self.values.iter();
             values.any(|value| matches!(value, Value::Switch(_)))
@@ -72,7 +71,7 @@ impl Entry {
         self.option == COMMAND
     }
 
-    /// Returns the arguments that set the option. A switch that is off has none.
+    /// Returns the arguments that set the option. There are none for a switch that is turned off.
     pub(super) fn args(&self) -> Vec<OsString> {
         let mut args = Vec::new();
         if self.is_command() {
@@ -105,7 +104,7 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to an unknown one, or `None` if none is similar.
+/// Returns the option that is most similar to an unknown one, if any is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)
@@ -118,8 +117,8 @@ fn suggested(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Replaces the value in an error if its option is secret.
-pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
+/// Hides the value in an error if its option is secret.
+pub(super) fn redact_secrets(mut error: clap::Error) -> clap::Error {
     let is_secret = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => {
             let name = arg.split([' ', '=']).next().unwrap_or_default();
@@ -129,14 +128,14 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     };
     if is_secret {
         let hidden = ContextValue::String("(not shown)".to_owned());
-        let _secret = error.insert(ContextKind::InvalidValue, hidden);
+        let _ = error.insert(ContextKind::InvalidValue, hidden);
     }
     error
 }
 
-/// Returns a hint for an argument that is not an option. Returns `None` for any other error.
+/// Returns a hint for an argument that is not an option, or `None` for any other error.
 ///
-/// The hint does not repeat the argument, which may be part of a secret.
+/// The hint does not repeat the argument, because it may be part of a secret.
 pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -147,6 +146,6 @@ pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
     Some(if arg.contains("://") {
         "a URL comes after --upstream: mcp-cancel-proxy [OPTIONS] --upstream <URL>"
     } else {
-        "a command comes after `--`: mcp-cancel-proxy [OPTIONS] -- <COMMAND>... (and a value with blanks needs quotes)"
+        "a command comes after `--`: mcp-cancel-proxy [OPTIONS] -- <COMMAND>... (and a value that contains blanks must be quoted)"
     })
 }

@@ -1,4 +1,4 @@
-//! The environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
+//! The environment, in which the variable `MCP_PROXY_<NAME>` sets the option of that name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -11,7 +11,6 @@ use super::{
 
 const PREFIX: &str = "MCP_PROXY_";
 
-/// The options in the environment.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     pub(super) entries: Vec<Entry>,
@@ -22,7 +21,7 @@ pub(super) struct Environment {
 // === impl Environment ===
 
 impl Environment {
-    /// Reads the variables with the prefix. Returns an error for a variable whose value its option does not accept.
+    /// Reads the variables with the prefix. Returns an error if an option does not accept its variable's value.
     pub(super) fn read(
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
@@ -68,7 +67,7 @@ fn parse_switch(value: &OsStr) -> Result<bool, String> {
 
 /// Returns the warning for an unknown variable, unless Kubernetes sets it.
 ///
-/// Not an error, because variables of other programs may have the same prefix.
+/// This is not an error, because other programs' variables may have the same prefix.
 fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     if is_set_by_kubernetes(name, value) {
@@ -76,7 +75,7 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     }
     let option = name.to_lowercase().replace('_', "-");
     let nearest = match name {
-        // Hidden flags, which are parts of another option.
+        // These are hidden flags, which are parts of another option.
         "HOST" | "PORT" => Some("listen".to_owned()),
         _ => nearest(&option),
     };
@@ -89,9 +88,9 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     ))
 }
 
-/// Returns `true` if Kubernetes sets the variable for a service that is named `mcp-proxy`.
+/// Returns `true` if Kubernetes sets the variable for a service named `mcp-proxy`.
 ///
-/// Kubernetes sets `MCP_PROXY_PORT` to a URL, such as `tcp://10.0.0.1:8000`. `name` has no prefix.
+/// For example, Kubernetes sets `MCP_PROXY_PORT` to a URL such as `tcp://10.0.0.1:8000`. `name` is without the prefix.
 fn is_set_by_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")

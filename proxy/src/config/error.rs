@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A configuration error, formatted for the user.
+/// A configuration error, displayed as a message for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A command-line error, or a request for help or the version.
+    /// An error on the command line, or a request for help or the version.
     Options(clap::Error),
     /// An error in an environment variable.
     Environment {
@@ -22,7 +22,7 @@ pub enum ConfigError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// The 1-based line number of the error, if known.
+        /// The number of the line with the error, starting at 1, if known.
         line: Option<usize>,
         /// The error.
         message: String,

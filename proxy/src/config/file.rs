@@ -1,4 +1,4 @@
-//! The configuration file. Each entry sets the option of the same name.
+//! The configuration file, in which each entry sets the option of the same name.
 
 use std::{ffi::OsString, fs, ops::Range, path::Path};
 
@@ -9,29 +9,28 @@ use super::{
     entry::{COMMAND, Entry, Value},
 };
 
-/// Options that are allowed on the command line only.
+/// Options that are only allowed on the command line.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be a table, and what separates name and value in their list form.
+/// Options that may be tables, with what separates a name from its value in their list form.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
-/// Characters that are special to a shell.
+/// Characters that have a special meaning in shells.
 const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
 
-/// The options in a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// Warnings about entries that were accepted.
+    /// Warnings about entries that have been accepted.
     pub(super) warnings: Vec<String>,
 }
 
 // === impl File ===
 
 impl File {
-    /// Reads a file, and checks each of its entries.
+    /// Reads a file and checks each of its entries.
     pub(super) fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path).map_err(|error| {
             ConfigError::in_file(path, None, format!("cannot be read: {error}"))
@@ -54,7 +53,7 @@ impl File {
 
     fn add(&mut self, option: &str, value: &DeValue<'_>) -> Result<(), String> {
         if NOT_IN_FILES.contains(&option) {
-            return Err(format!("`{option}` is allowed on the command line only"));
+            return Err(format!("`{option}` is only allowed on the command line"));
         }
         let values = match value {
             DeValue::String(text) if option == COMMAND && text.contains(char::is_whitespace) => {
@@ -78,7 +77,7 @@ impl File {
     }
 }
 
-/// Splits a command that is a string at its blanks. Returns an error if the string may be meant for a shell.
+/// Splits a command string at its blanks. Returns an error if the string might be meant for a shell.
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
@@ -89,9 +88,9 @@ fn split_command(text: &str) -> Result<Vec<&str>, String> {
     Ok(text.split_whitespace().collect())
 }
 
-/// Returns the entries of a table, in the form that they have in a list.
+/// Returns a table's entries in the form that they have in a list.
 ///
-/// Returns `None` if the option may not be a table, or if an entry is not a [scalar].
+/// Returns `None` if the option must not be a table, or if an entry is not a [scalar].
 fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, separator) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
@@ -102,7 +101,7 @@ fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// Returns the values of a list or a single value. Returns `None` if one of them is not a [scalar].
+/// Returns a list's values, or a single value, or `None` if one of them is not a [scalar].
 fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| scalar(value.get_ref())).collect(),
@@ -110,7 +109,7 @@ fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     }
 }
 
-/// Returns a string, a number or a boolean. Returns `None` for any other value.
+/// Returns a string, a number or a boolean, or `None` for any other value.
 fn scalar(value: &DeValue<'_>) -> Option<Value> {
     match value {
         DeValue::String(text) => Some(Value::Text(text.to_string().into())),

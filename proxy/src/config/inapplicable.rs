@@ -1,30 +1,30 @@
-//! The options that apply to one kind of server only.
+//! The options that apply to only one kind of server.
 
 /// Options that do not apply to an upstream, and why.
 pub(super) const COMMAND_ONLY: &[(&str, &str)] = &[
     (
         "max-sessions",
-        "is for a command: an upstream limits its own sessions, and events of up to 4,096 are kept",
+        "is for a command: an upstream limits its own sessions, and events are kept for up to 4,096 of them",
     ),
     (
         "session-timeout",
-        "is for a command: an upstream ends its sessions itself",
+        "is for a command: an upstream ends its own sessions",
     ),
     (
         "lost-timeout",
-        "is for a command: an upstream ends its sessions itself",
+        "is for a command: an upstream ends its own sessions",
     ),
     (
         "kill-after",
-        "is for a command: with --upstream the proxy starts no process",
+        "is for a command: the proxy starts no process with --upstream",
     ),
     (
         "env",
-        "is for a command: with --upstream the proxy starts no process",
+        "is for a command: the proxy starts no process with --upstream",
     ),
     (
         "cwd",
-        "is for a command: with --upstream the proxy starts no process",
+        "is for a command: the proxy starts no process with --upstream",
     ),
 ];
 
@@ -45,7 +45,7 @@ pub(super) const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ),
     (
         "commit-after",
-        "is for --upstream: the calls of a command have a stream at once",
+        "is for --upstream: a command's calls get a stream at once",
     ),
     (
         "no-resumable",

@@ -1,4 +1,4 @@
-//! The options for operators, besides the address of their pages.
+//! The options for operators, apart from the address of their pages.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use subtle::ConstantTimeEq as _;
 /// Options that have no effect without `--admin`.
 pub(super) const NEED_ADMIN: [&str; 2] = ["admin-token", "ready-upstream"];
 
-/// Minimum length of a token: 16 characters. Chosen because a shorter one may be guessed.
+/// Minimum length of a token. A shorter one could be guessed.
 const MIN_TOKEN: usize = 16;
 
 /// The options for operators.
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Operators {
-    /// Bearer token with which scripts see and cancel calls; keep it in the environment or the file (with --admin)
+    /// Bearer token that lets scripts see and cancel calls; keep it in the environment or the file (with --admin)
     #[arg(
         long,
         env = "MCP_PROXY_ADMIN_TOKEN",
@@ -25,12 +25,12 @@ pub struct Operators {
     )]
     pub admin_token: Option<AdminToken>,
 
-    /// Let /readyz return 503 while the upstream accepts no connections (with --admin and --upstream)
+    /// Make /readyz return 503 while the upstream accepts no connections (with --admin and --upstream)
     #[arg(long, env = "MCP_PROXY_READY_UPSTREAM")]
     pub ready_upstream: bool,
 }
 
-/// The bearer token of operators. It is never shown.
+/// The operators' bearer token, which is never shown.
 #[derive(Clone)]
 pub struct AdminToken(Box<str>);
 
@@ -41,17 +41,17 @@ impl AdminToken {
     pub fn new(token: &str) -> Result<Self, String> {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
         if !token.trim_end_matches('=').bytes().all(is_valid) {
-            return Err("a token has letters, digits and -._~+/ only, and = at its end".to_owned());
+            return Err("a token has only letters, digits and -._~+/, and = at its end".to_owned());
         }
         if token.len() < MIN_TOKEN {
             return Err(format!(
-                "a token has at least {MIN_TOKEN} characters, such as those of `openssl rand -hex 32`"
+                "a token has at least {MIN_TOKEN} characters, such as the output of `openssl rand -hex 32`"
             ));
         }
         Ok(Self(token.into()))
     }
 
-    /// Returns `true` if `given` is the token. The time does not depend on which characters match.
+    /// Compares `given` to the token, in a time that does not depend on which characters match.
     pub fn is(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }

@@ -1,4 +1,4 @@
-//! The options for the URL by which clients reach the proxy, and for the reverse proxies in front of it.
+//! The options for the proxy's public URL, and for the reverse proxies in front of it.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use http::Uri;
 
 use super::{ConfigError, value};
 
-/// The options for the public URL, and for reverse proxies in front of this proxy.
+/// The options for the public URL, and for the reverse proxies in front of this proxy.
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Public {
-    /// URL by which clients reach the proxy, such as https://mcp.example.com, which takes the place of the upstream's in what OAuth clients read (with --upstream)
+    /// URL at which clients reach the proxy, such as https://mcp.example.com, which replaces the upstream's in what OAuth clients read (with --upstream)
     #[allow(
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
@@ -40,7 +40,7 @@ pub struct Network {
 // === impl Public ===
 
 impl Public {
-    /// Checks that the public URL has the path of the upstream, or none. The proxy does not change paths.
+    /// Checks that the public URL has either the upstream's path or none. The proxy does not change paths.
     pub(super) fn check(&self, upstream: Option<&Uri>) -> Result<(), ConfigError> {
         let (Some(public), Some(upstream)) = (&self.public_url, upstream) else {
             return Ok(());
@@ -50,7 +50,7 @@ impl Public {
             return Ok(());
         }
         Err(ConfigError::Usage(format!(
-            "--public-url has the path {public}, and --upstream has {upstream}: the proxy changes no path, so they must be equal"
+            "--public-url has the path {public}, and --upstream has {upstream}: the proxy does not change paths, so they must be equal"
         )))
     }
 }
@@ -60,23 +60,23 @@ impl Public {
 impl Network {
     /// Parses an address or a network such as 10.0.0.0/8.
     ///
-    /// An IPv4-mapped IPv6 address becomes an IPv4 address. So does a network whose prefix includes the first 96 bits of such an
-    /// address.
+    /// An IPv4-mapped IPv6 address is turned into an IPv4 address, and so is a network whose prefix includes the first 96 bits of
+    /// such an address.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let wrong =
+        let invalid =
             || format!("`{text}` is not an address or a network such as 127.0.0.1 or 10.0.0.0/8");
         let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| wrong())?)),
+            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| invalid())?)),
             None => (text, None),
         };
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let address: IpAddr = address.parse().map_err(|_| invalid())?;
         let max_bits = if address.is_ipv4() { 32 } else { 128 };
         let bits: u8 = bits.unwrap_or(max_bits);
         if bits > max_bits {
-            return Err(wrong());
+            return Err(invalid());
         }
-        // The first 96 bits of all IPv4-mapped addresses are the same.
+        // The first 96 bits are the same in all IPv4-mapped addresses.
         match (address.to_canonical(), bits.checked_sub(96)) {
             (IpAddr::V4(address), Some(bits)) if max_bits == 128 => Ok(Self {
                 address: address.into(),
@@ -142,7 +142,7 @@ mod tests {
                 "{network} {address}"
             );
         }
-        for wrong in [
+        for invalid in [
             "",
             "localhost",
             "10.0.0.0/33",
@@ -151,7 +151,7 @@ mod tests {
             "10.0.0.0/-1",
             "1.2.3",
         ] {
-            assert!(Network::new(wrong).is_err(), "{wrong}");
+            assert!(Network::new(invalid).is_err(), "{invalid}");
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
         ] {
             assert!(public_url(right).is_ok(), "{right}");
         }
-        for wrong in [
+        for invalid in [
             "mcp.example.com",
             "/mcp",
             "ftp://a",
@@ -173,7 +173,7 @@ mod tests {
             "https://u:p@a",
             "https://a:x",
         ] {
-            assert!(public_url(wrong).is_err(), "{wrong}");
+            assert!(public_url(invalid).is_err(), "{invalid}");
         }
     }
 }

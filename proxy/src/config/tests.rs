@@ -2,7 +2,7 @@ use super::*;
 
 const HTTP: [&str; 2] = ["mcp-cancel-proxy", "--upstream=http://127.0.0.1:9000/mcp"];
 
-/// The tests' environment has none of the program's variables.
+/// Assumes that none of the program's variables are set in the tests' environment.
 fn read(args: &[&str]) -> Result<Config, ConfigError> {
     Config::read(args.iter().map(OsString::from))
 }
@@ -77,7 +77,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
     };
     assert_eq!(command, ["npx", "--upstream", "x"]);
     assert_eq!(config.env, [("A".to_owned(), "b=c".to_owned())]);
-    for wrong in [
+    for invalid in [
         &[HTTP[0]][..],
         &[HTTP[0], HTTP[1], "--", "npx"],
         &[HTTP[0], HTTP[1], "--cwd=/"],
@@ -96,8 +96,8 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], HTTP[1], "--admin-token=0123456789abcdef"],
     ] {
         assert!(
-            matches!(read(wrong), Err(ConfigError::Usage(_))),
-            "{wrong:?}"
+            matches!(read(invalid), Err(ConfigError::Usage(_))),
+            "{invalid:?}"
         );
     }
 }
@@ -113,13 +113,13 @@ fn a_token_must_be_long_and_fit_in_a_header_and_is_never_shown() {
     assert!(token.is("0123456789abcdef+/=="));
     assert!(!token.is("0123456789abcdef+/=") && !token.is("") && !token.is("0123456789abcdeg+/=="));
     assert!(!format!("{token:?}{config:?}").contains("0123"));
-    for wrong in [
+    for invalid in [
         "s3cret",
         "s3cret 0123456789abcdef",
         "s3cret=0123456789abcdef",
         "s3cretäöü0123456789",
     ] {
-        let error = read(wrong).unwrap_err().to_string();
+        let error = read(invalid).unwrap_err().to_string();
         assert!(
             error.contains("a token has") && !error.contains("s3cret"),
             "{error}"
@@ -217,8 +217,8 @@ fn variables_headers_and_graces_may_be_tables_of_a_file() {
     assert_eq!(config.tool_grace[0].0, "a=b");
     let header = "upstream = \"http://a/\"\nheader.authorization = \"Bearer a: b\"\n";
     assert_eq!(read_file(header).unwrap().header[0].1, "Bearer a: b");
-    let wrong = read_file("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
-    let text = wrong.unwrap_err().to_string();
+    let invalid = read_file("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
+    let text = invalid.unwrap_err().to_string();
     assert!(text.contains("`exempt` is not a table"), "{text}");
 }
 
@@ -260,7 +260,7 @@ fn every_option_is_documented_and_has_its_variable() {
     }
 }
 
-/// Returns each option with its help, as a row of the table in the README.
+/// Returns each option with its help, as the rows of the table in the README.
 fn rows() -> Vec<String> {
     let mut command = Config::command();
     command.build();

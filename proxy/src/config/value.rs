@@ -1,4 +1,4 @@
-//! The values of options: durations, sizes, addresses and the like.
+//! Parses option values: durations, sizes, addresses and the like.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -13,7 +13,7 @@ use mcp_cancel_on_disconnect::Grace;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// For people.
+    /// Text that is meant to be read by people.
     Text,
     /// One JSON object per line.
     Json,
@@ -23,33 +23,33 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// Maximum time: a year. Chosen because clocks overflow when much longer times are added to them.
+/// Longest time that is accepted: a year. Clocks overflow when much longer times are added to them.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Minimum silence of an upstream before its call gets an event stream: 250 ms.
+/// Minimum time that an upstream can be silent before its call gets an event stream.
 ///
-/// Chosen because refusals usually arrive sooner, and so pass unchanged.
+/// Refusals usually arrive sooner, so they are passed through unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Minimum value of `--buffer`: 1 MiB, the limit of one stream.
+/// Minimum value of `--buffer`, which is the limit of a single stream.
 const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
 
-/// Parses a time: a number and its unit. Zero and times above [`MAX_TIME`] are errors.
+/// Parses a time: a number and its unit. Zero and times longer than [`MAX_TIME`] are errors.
 pub(super) fn time(text: &str) -> Parsed<Duration> {
-    let wrong = || not_a_time(text);
+    let invalid = || not_a_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let unit = text.get(digits.len()..).unwrap_or_default();
-    let number: f64 = digits.parse().map_err(|_| wrong())?;
+    let number: f64 = digits.parse().map_err(|_| invalid())?;
     let seconds = match unit {
         "ms" => number / 1000.0,
         "s" => number,
         "m" => number * 60.0,
         "h" => number * 3600.0,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
+    let time = Duration::try_from_secs_f64(seconds).map_err(|_| invalid())?;
     if time > MAX_TIME {
         return Err(format!("`{text}` is more than a year"));
     }
@@ -97,20 +97,20 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
     }
 }
 
-/// Parses the name of a tool. White space around it is removed.
+/// Parses the name of a tool, trimming white space around it.
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
-        "" => Err("the name of a tool is empty".to_owned()),
+        "" => Err("the tool's name is empty".to_owned()),
         tool => Ok(tool.to_owned()),
     }
 }
 
 /// Parses a tool and its grace.
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // A name may contain `=`, a grace only the one in `always=`.
-    let at = text.rfind("=always=").or_else(|| text.rfind('='));
-    let (tool_name, rest) = at
-        .and_then(|at| text.split_at_checked(at))
+    // A name may contain `=`, but a grace contains it only in `always=`.
+    let separator = text.rfind("=always=").or_else(|| text.rfind('='));
+    let (tool_name, rest) = separator
+        .and_then(|separator| text.split_at_checked(separator))
         .ok_or("it must be TOOL=GRACE, such as report=1h")?;
     Ok((
         tool(tool_name)?,
@@ -118,19 +118,19 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
     ))
 }
 
-/// Parses a number of bytes with or without a unit.
+/// Parses a number of bytes, with or without a unit.
 pub(super) fn size(text: &str) -> Parsed<usize> {
-    let wrong = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
+    let invalid = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
-    let number: usize = digits.parse().map_err(|_| wrong())?;
+    let number: usize = digits.parse().map_err(|_| invalid())?;
     let shift = match text.get(digits.len()..).unwrap_or_default() {
         "" | "B" => 0,
         "KiB" => 10,
         "MiB" => 20,
         "GiB" => 30,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    number.checked_mul(1 << shift).ok_or_else(wrong)
+    number.checked_mul(1 << shift).ok_or_else(invalid)
 }
 
 /// Parses the value of `--buffer`, which must be at least [`MIN_BUFFER`].
@@ -146,7 +146,10 @@ pub(super) fn buffer(text: &str) -> Parsed<usize> {
 pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     let time = time(text)?;
     if time < MIN_COMMIT_AFTER {
-        return Err("it must be at least 250ms, so that fast refusals pass as they are".to_owned());
+        return Err(
+            "it must be at least 250ms, so that fast refusals are passed through unchanged"
+                .to_owned(),
+        );
     }
     Ok(time)
 }
@@ -160,13 +163,13 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
     }
 }
 
-/// Parses the URL of an http or https server, without a user.
+/// Parses the URL of an http or https server, in which a user is not allowed.
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
-    // The error does not repeat the text, which may contain a secret.
-    let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
-    let uri: Uri = text.parse().map_err(|_| wrong())?;
+    // The error does not repeat the text, because it may contain a secret.
+    let invalid = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
+    let uri: Uri = text.parse().map_err(|_| invalid())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
-    let authority = uri.authority().filter(|_| is_http).ok_or_else(wrong)?;
+    let authority = uri.authority().filter(|_| is_http).ok_or_else(invalid)?;
     if authority.as_str().contains('@') {
         return Err(
             "a password in a URL appears in logs: use --header 'authorization: Basic ...'"
@@ -176,13 +179,13 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     if is_complete(authority) {
         Ok(uri)
     } else {
-        Err(wrong())
+        Err(invalid())
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and no port or a valid one.
+/// Returns `true` if an authority without a user has a host, and a valid port or none.
 ///
-/// [`Authority`] also accepts invalid ports, which a connector replaces with the default port.
+/// [`Authority`] also accepts invalid ports, in place of which a connector uses the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
@@ -191,7 +194,7 @@ fn is_complete(authority: &Authority) -> bool {
 
 /// Parses an address to listen on. A port alone listens on 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
-    let wrong =
+    let invalid =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -199,9 +202,9 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
     let ip = match host {
         "" => Ipv4Addr::LOCALHOST.into(),
-        host => ip(host).map_err(|_| wrong())?,
+        host => ip(host).map_err(|_| invalid())?,
     };
-    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let port: u16 = port.parse().map_err(|_| invalid())?;
     Ok(SocketAddr::new(ip, port))
 }
 
@@ -216,17 +219,17 @@ pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     })
 }
 
-/// Parses a host and returns it in lower case.
+/// Parses a host, and returns it in lower case.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
-    let wrong =
+    let invalid =
         || format!("`{text}` is not a host such as mcp.example.com or mcp.example.com:8443");
     if text.contains('*') {
         return Err(format!("`{text}` has a wildcard: name each host"));
     }
-    let authority: Authority = text.parse().map_err(|_| wrong())?;
+    let authority: Authority = text.parse().map_err(|_| invalid())?;
     if authority.as_str().contains('@') || !is_complete(&authority) {
-        return Err(wrong());
+        return Err(invalid());
     }
     let host = authority.host().to_ascii_lowercase();
     let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -240,25 +243,25 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     })
 }
 
-/// Parses an origin and returns its normal form.
+/// Parses an origin, and returns its normal form.
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {
         return Err(format!("`{text}` has a wildcard: name each origin"));
     }
-    let wrong = || format!("`{text}` is not an origin such as https://app.example.com");
-    let uri: Uri = text.parse().map_err(|_| wrong())?;
+    let invalid = || format!("`{text}` is not an origin such as https://app.example.com");
+    let uri: Uri = text.parse().map_err(|_| invalid())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
         (Some(_), Some(authority), "/" | "", None) if is_complete(authority) => {
             Ok(normal_origin(&uri))
         }
-        _ => Err(wrong()),
+        _ => Err(invalid()),
     }
 }
 
-/// Returns an origin in lower case, without the default port of its scheme.
+/// Returns an origin in lower case, without its scheme's default port.
 ///
-/// Browsers omit that port.
+/// Browsers omit that port, too.
 pub(crate) fn normal_origin(origin: &Uri) -> String {
     let scheme = origin.scheme_str().unwrap_or_default();
     let authority = origin
@@ -274,17 +277,17 @@ pub(crate) fn normal_origin(origin: &Uri) -> String {
     format!("{scheme}://{authority}").to_ascii_lowercase()
 }
 
-/// Parses a header, and marks its value as sensitive. A header that the proxy sets itself is an error.
+/// Parses a header, and marks its value as sensitive. Headers that the proxy sets itself are errors.
 pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     let (name, value) = text.split_once(':').ok_or("it must be NAME: VALUE")?;
     let name: HeaderName = name
         .trim()
         .parse()
-        .map_err(|_| "the name of the header is invalid")?;
+        .map_err(|_| "the header's name is invalid")?;
     let mut value: HeaderValue = value
         .trim()
         .parse()
-        .map_err(|_| "the value of the header is invalid")?;
+        .map_err(|_| "the header's value is invalid")?;
     value.set_sensitive(true);
     if [
         header::CONNECTION,
@@ -303,7 +306,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
     let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
     if name.is_empty() || text.contains('\0') {
-        Err("the name of the variable is invalid".to_owned())
+        Err("the variable's name is invalid".to_owned())
     } else {
         Ok((name.to_owned(), value.to_owned()))
     }

@@ -1,11 +1,13 @@
-//! The version of the program, and what distinguishes its builds.
+//! The program's version, and what sets its builds apart.
 
 use std::{env::consts, sync::LazyLock};
 
-/// The commit of a release build, which sets the variable. A build from crates.io is identified by its version alone.
+/// The commit that a release was built from; release builds set the variable.
+///
+/// A build from crates.io is identified by its version alone.
 const COMMIT: Option<&str> = option_env!("MCP_CANCEL_PROXY_COMMIT");
 
-/// Returns the version, with the commit, the platform and the features of this build.
+/// Returns the version together with this build's commit, platform and features.
 pub(super) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let commit = COMMIT.filter(|commit| !commit.is_empty());

@@ -1,4 +1,4 @@
-//! The HTTP client for the server, and a check that the server can be reached.
+//! The HTTP client for the server, and a check for whether the server can be reached.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -22,18 +22,18 @@ use super::{
     small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 
-/// Maximum time an idle connection stays in the pool: 1.5 s.
+/// How long an idle connection stays in the pool.
 ///
-/// gunicorn closes idle connections after 2 s, Node and uvicorn after 5 s. A request that is sent at that moment may be lost.
+/// gunicorn closes idle connections after 2 s, Node and uvicorn after 5 s. A request sent at that very moment might be lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
+/// How long a connection to the server may be idle before the kernel sends TCP keep-alives.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// An HTTP client for one scheme.
 pub(super) enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because creating it loads the system's root certificates.
+    /// Only created for https, because creating it loads the system's root certificates.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
@@ -69,7 +69,7 @@ impl Client {
     }
 }
 
-/// Opens a TCP connection to a server, without TLS, and closes it. Fails after `limit`.
+/// Opens a TCP connection to a server, without TLS, and closes it again. Fails after `limit`.
 pub(super) async fn connect(
     scheme: &Scheme,
     authority: &Authority,
@@ -82,10 +82,10 @@ pub(super) async fn connect(
     timeout(limit, connecting).await?
 }
 
-/// Connects to all addresses concurrently. Succeeds once one connection is established, and closes it.
+/// Connects to all addresses concurrently, and succeeds once one connection is established.
 ///
-/// The HTTP client starts with one address family, and tries the other shortly after (RFC 8305). An unresponsive address must
-/// therefore not fail this check either.
+/// That connection is closed again. The HTTP client starts with one address family and tries the other shortly after (RFC 8305),
+/// so an unresponsive address must not fail this check either.
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses
         .map(|address| Box::pin(TcpStream::connect(address)))
@@ -105,7 +105,7 @@ mod tests {
 
     /// A listener whose accept queue is full stands in for an unresponsive address.
     ///
-    /// The kernel drops connection attempts to it.
+    /// The kernel drops connection attempts to such a listener.
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn an_unresponsive_address_does_not_hide_another() {

@@ -1,4 +1,4 @@
-//! Redirects from the server.
+//! The server's redirects.
 //!
 //! A redirect to a path that the proxy serves is rewritten to point back at the proxy, without the configured query.
 
@@ -6,15 +6,15 @@ use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
 use crate::origin::Origin;
 
-/// The target of a redirect.
+/// A redirect's target.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Redirect<'a>(&'a HeaderValue);
 
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns the redirect of a response. Returns `None` if the response is not a redirect or has no `Location`.
-    pub(super) fn of(head: &'a response::Parts) -> Option<Self> {
+    /// Returns a response's redirect, or `None` if it is not a redirect or has no `Location`.
+    pub(super) fn from_head(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
             .get(header::LOCATION)
@@ -24,16 +24,16 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns
-    /// `None` if the target has another or an ambiguous origin, or if the redirect would repeat forever.
-    pub(super) fn at_origin(
+    /// `requested` is the URI that was sent to the server, and `public` is the origin that clients use, if known. Returns `None`
+    /// if the target's origin is a different one or ambiguous, or if the redirect would repeat forever.
+    pub(super) fn path_at_origin(
         self,
         requested: &Uri,
         public: Option<&Origin>,
     ) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
-        // Browsers read `\` as `/`, so another host may follow it.
+        // Browsers read `\` as `/`, so it might be followed by another host.
         if text.is_empty() || text.contains('\\') {
             return None;
         }
@@ -55,7 +55,7 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Returns the path of an absolute URI at the server of `requested`.
+/// Returns an absolute URI's path, if the URI is at the server of `requested`.
 ///
 /// Returns `None` if the URI is at another server, or if following the redirect would repeat forever.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
@@ -68,8 +68,8 @@ fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathA
     is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Returns a query without the parameters that the `configured` one also has. Returns `None` if nothing is left.
-pub(super) fn without(query: &str, configured: &str) -> Option<String> {
+/// Removes the parameters that the `configured` query has, too. Returns `None` if none are left.
+pub(super) fn remove_parameters(query: &str, configured: &str) -> Option<String> {
     let names: Vec<Vec<u8>> = configured.split('&').map(name).collect();
     let rest: Vec<&str> = query
         .split('&')
@@ -78,29 +78,29 @@ pub(super) fn without(query: &str, configured: &str) -> Option<String> {
     (!rest.is_empty()).then(|| rest.join("&"))
 }
 
-/// Returns the name of a parameter, decoded because the server may encode it differently.
+/// Returns a parameter's name, decoded because the server may encode it differently.
 fn name(parameter: &str) -> Vec<u8> {
-    decoded(parameter.split('=').next().unwrap_or_default())
+    decode(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Returns `true` if a string contains a value of the `configured` query.
+/// Returns `true` if a string contains one of the `configured` query's values.
 ///
-/// The value may be percent-encoded any number of times. Values of less than 4 bytes are ignored.
+/// The value may be percent-encoded any number of times. Values shorter than 4 bytes are ignored.
 pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
-    let text = decoded(text);
+    let text = decode(text);
     configured.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
-        let value = decoded(value);
-        // Shorter values are too short to be secrets and would match by chance.
+        let value = decode(value);
+        // Shorter values are too short to be secrets, and would match by chance.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Decodes percent-encoding until none is left and reads `+` as a space.
-fn decoded(text: &str) -> Vec<u8> {
+/// Decodes percent-encoding until none is left, reading `+` as a space.
+fn decode(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {
-        let once = decoded_once(&bytes);
+        let once = decode_once(&bytes);
         if once == bytes {
             return once;
         }
@@ -108,7 +108,7 @@ fn decoded(text: &str) -> Vec<u8> {
     }
 }
 
-fn decoded_once(bytes: &[u8]) -> Vec<u8> {
+fn decode_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let Some((first, after)) = rest.split_first() {
@@ -148,7 +148,7 @@ mod tests {
             .status(307)
             .header(header::LOCATION, location);
         let (head, ()) = response.body(()).unwrap().into_parts();
-        let path = Redirect::of(&head)?.at_origin(&requested, public.as_ref())?;
+        let path = Redirect::from_head(&head)?.path_at_origin(&requested, public.as_ref())?;
         Some(path.to_string())
     }
 
@@ -193,9 +193,9 @@ mod tests {
             .status(307)
             .header(header::LOCATION, "https://up/mcp/");
         let (head, ()) = response.body(()).unwrap().into_parts();
-        let path = Redirect::of(&head)
+        let path = Redirect::from_head(&head)
             .unwrap()
-            .at_origin(&requested, Some(&public));
+            .path_at_origin(&requested, Some(&public));
         assert_eq!(path.unwrap(), "/mcp/");
     }
 
@@ -235,12 +235,15 @@ mod tests {
     #[test]
     fn the_configured_parameters_are_removed_from_a_query() {
         let configured = "key=s3cret&v=1";
-        assert_eq!(without("key=s3cret&v=1", configured), None);
+        assert_eq!(remove_parameters("key=s3cret&v=1", configured), None);
         assert_eq!(
-            without("v=1&a=b&k%65y=s3cret", configured).as_deref(),
+            remove_parameters("v=1&a=b&k%65y=s3cret", configured).as_deref(),
             Some("a=b")
         );
-        assert_eq!(without("keys=1", configured).as_deref(), Some("keys=1"));
+        assert_eq!(
+            remove_parameters("keys=1", configured).as_deref(),
+            Some("keys=1")
+        );
         assert!(contains_value_of(
             "/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret",
             configured

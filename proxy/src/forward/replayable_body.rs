@@ -1,6 +1,6 @@
-//! A request body that the HTTP client returns if the request fails.
+//! A request body that the HTTP client hands back if the request fails.
 //!
-//! The body lets the error carry the id of the request.
+//! This lets the error carry the request's id.
 
 use std::{
     pin::Pin,
@@ -13,21 +13,21 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
-/// Maximum size of a request that is kept for its id: 64 KiB.
+/// Maximum size of a request that is kept for its id.
 const MAX_KEPT: usize = 64 * 1024;
 
-/// Time for the rest of a failed request to arrive: 1 s.
+/// How long the rest of a failed request may take to arrive.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A request's body. Its sent frames are kept up to [`MAX_KEPT`], as references to the same bytes.
+/// A request body whose sent frames are kept, up to [`MAX_KEPT`], by sharing their bytes.
 pub(super) struct ReplayableBody {
-    /// Taken when it is returned.
+    /// Taken when the body is handed back.
     body: Option<Body>,
     sent: SentFrames,
     returned: Option<oneshot::Sender<(SentFrames, Body)>>,
 }
 
-/// The sent frames of a body, up to a limit.
+/// The frames that a body has sent, up to a limit.
 #[derive(Default)]
 struct SentFrames {
     frames: Vec<Bytes>,
@@ -86,8 +86,8 @@ impl HttpBody for ReplayableBody {
 impl Drop for ReplayableBody {
     fn drop(&mut self) {
         if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take()) {
-            // Fails if the request was answered.
-            let _unwanted = returned.send((std::mem::take(&mut self.sent), body));
+            // Fails if the request has been answered.
+            let _ = returned.send((std::mem::take(&mut self.sent), body));
         }
     }
 }
@@ -108,7 +108,7 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// Returns the whole request body. Returns an empty one if the body is too long or does not arrive.
+    /// Returns the whole request body, or an empty one if it is too long or does not arrive.
     pub(super) async fn request(self) -> Vec<u8> {
         let whole = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;

@@ -1,11 +1,11 @@
 //! Connections that are opened in bounded time, and read a little at a time.
 //!
-//! The timeout of the TCP connector covers the TCP handshake alone. [`SmallReads`] applies the same timeout to the whole
-//! connection attempt, including the name lookup and the TLS handshake.
+//! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the whole connection
+//! attempt, including the name lookup and the TLS handshake.
 //!
-//! hyper doubles its buffer each time a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection
-//! to the server holds up to three such buffers. Here no read fills even the smallest buffer, so the buffer does not grow. hyper's
-//! own limit for heads is not affected.
+//! hyper doubles its buffer each time a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection to
+//! the server holds up to three such buffers. Reads through [`SmallReads`] do not even fill the smallest buffer, so the buffer
+//! never grows. This does not affect hyper's own limit for heads.
 
 use std::{
     io::{self, IoSlice},
@@ -22,10 +22,10 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// Maximum number of bytes per read: one byte less than hyper's smallest buffer.
+/// Maximum number of bytes per read, one less than hyper's smallest buffer.
 const MAX_READ: usize = 8 * 1024 - 1;
 
-/// Maximum time to open a connection to the server: 5 s.
+/// How long opening a connection to the server may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connector whose connections read a little at a time, or such a connection.
@@ -52,7 +52,7 @@ where
             match timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(connection) => connection.map(SmallReads).map_err(Into::into),
                 Err(_) => {
-                    let text = "connecting, with the TLS handshake, took longer than 5 s";
+                    let text = "connecting, including the TLS handshake, took longer than 5 s";
                     Err(io::Error::new(io::ErrorKind::TimedOut, text).into())
                 }
             }

@@ -1,8 +1,8 @@
-//! A request body with a deadline and a reserved capacity.
+//! A request body with a deadline and reserved capacity.
 //!
-//! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds the capacity
-//! until the body is dropped. If not enough capacity is free, the body fails at once. Waiting could deadlock, because the bodies that
-//! hold the capacity may wait as well.
+//! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds on to it until it is
+//! dropped. If there is not enough free capacity, the body fails at once: waiting could deadlock, because the bodies that hold
+//! the capacity might be waiting as well.
 
 use std::{
     pin::Pin,
@@ -22,13 +22,15 @@ use tokio::{
 
 use crate::refusal::BodyError;
 
-/// Time for the next [`BODY_PROGRESS`] bytes of a body, or for its end: 30 s.
+/// How long the next [`BODY_PROGRESS`] bytes of a body, or the rest of it, may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which [`BODY_TIMEOUT`] starts again: 64 KiB. Chosen so that a client that sends 2.2 KB/s is served.
+/// Number of bytes after which [`BODY_TIMEOUT`] starts again.
+///
+/// This way, a client that sends 2.2 KB/s is still served.
 const BODY_PROGRESS: usize = 64 * 1024;
 
-/// Capacity for the bytes of request bodies. Clones share it.
+/// Capacity for request body bytes. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Capacity(Arc<Semaphore>);
 
@@ -38,9 +40,9 @@ pub(super) struct TimedBody {
     inner: Limited<Incoming>,
     capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
-    /// Set when the body is first pending.
+    /// Set when the body is pending for the first time.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes since the deadline was last set, or since the start of the body.
+    /// Number of bytes received since the deadline was last reset, or since the body's start.
     received: usize,
 }
 
@@ -65,7 +67,7 @@ impl TimedBody {
         }
     }
 
-    /// Takes capacity for `bytes` bytes. Returns `false` if there is not enough.
+    /// Takes capacity for `bytes` bytes, or returns `false` if there is not enough.
     fn take(&mut self, bytes: usize) -> bool {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;
@@ -81,7 +83,7 @@ impl TimedBody {
         true
     }
 
-    /// Returns `true` once the deadline has passed. The deadline is reset after [`BODY_PROGRESS`] bytes.
+    /// Returns `true` once the deadline has passed. It is reset every [`BODY_PROGRESS`] bytes.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let deadline = self
             .deadline

@@ -1,4 +1,4 @@
-//! Counts the requests in flight on a connection, from the head to the end of the response.
+//! Counts a connection's requests in flight, from the head to the end of the response.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-/// The number of requests in flight.
+/// Counts requests in flight. Clones share the count.
 #[derive(Debug, Clone, Default)]
 pub(super) struct InFlight(Arc<Requests>);
 
@@ -18,21 +18,21 @@ struct Requests {
     none_left: Notify,
 }
 
-/// A request in flight, until it is dropped.
+/// Counts as a request in flight until it is dropped.
 #[derive(Debug)]
-pub(super) struct InFlightRequest(InFlight);
+pub(super) struct InFlightGuard(InFlight);
 
 // === impl InFlight ===
 
 impl InFlight {
-    /// Counts a request until the result is dropped.
-    pub(super) fn start(&self) -> InFlightRequest {
+    /// Counts a request until the returned guard is dropped.
+    pub(super) fn start(&self) -> InFlightGuard {
         self.0.started.fetch_add(1, Ordering::Relaxed);
         self.0.count.fetch_add(1, Ordering::AcqRel);
-        InFlightRequest(self.clone())
+        InFlightGuard(self.clone())
     }
 
-    /// Returns the number of requests so far, including those that have ended.
+    /// Returns how many requests have started so far, including those that have ended.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }
@@ -49,9 +49,9 @@ impl InFlight {
     }
 }
 
-// === impl InFlightRequest ===
+// === impl InFlightGuard ===
 
-impl Drop for InFlightRequest {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let requests = &*self.0.0;
         if requests.count.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -1,4 +1,4 @@
-//! The checks of a request before its body is read.
+//! Checks requests before their bodies are read.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -6,17 +6,17 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, 
 
 use crate::{config::normal_origin, headers::exactly_one};
 
-/// The names of this host, and the origins whose pages may call.
+/// The names of this host, and the origins whose pages may call the server.
 #[derive(Debug, Default)]
 pub struct RequestFilter {
     /// In lower case, with or without a port.
     hosts: HashSet<String>,
     origins: HashSet<String>,
-    /// Set if any IP address passes as `Host`.
+    /// Whether any IP address is accepted as `Host`.
     allows_ip_addresses: bool,
 }
 
-/// The methods that pass: those of MCP, and those to inspect an endpoint.
+/// The methods that are accepted: those that MCP uses, and those for inspecting an endpoint.
 const METHODS: [Method; 5] = [
     Method::GET,
     Method::POST,
@@ -25,13 +25,13 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same methods, as the `Allow` header of a refusal.
+/// The same methods, for the `Allow` header of a refusal.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// The status and the text of a refusal.
+/// The status and text of a refusal.
 type Refused = (StatusCode, &'static str);
 
 // === impl RequestFilter ===
@@ -39,7 +39,7 @@ type Refused = (StatusCode, &'static str);
 impl RequestFilter {
     /// Creates a filter that allows this machine, and the given hosts and origins.
     ///
-    /// Both must be in lower case, and an origin without the default port of its scheme.
+    /// Both must be in lower case, and origins must not have their scheme's default port.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
         origins: impl IntoIterator<Item = String>,
@@ -51,29 +51,32 @@ impl RequestFilter {
         }
     }
 
-    /// Allows IP addresses as `Host`, which probes and scrapers send.
+    /// Allows IP addresses as `Host`, because probes and scrapers send them.
     ///
-    /// That does not allow DNS rebinding: a rebound page sends a name as `Host`.
+    /// This does not allow DNS rebinding, because a rebound page sends a name as `Host`.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {
         self.allows_ip_addresses = true;
         self
     }
 
-    /// Checks a request whose body may have at most `body_size` bytes. The error is the response.
+    /// Checks a request whose body may have up to `body_size` bytes. The error is the response.
     ///
-    /// A body without `Content-Length` is not checked here.
+    /// A body without a `Content-Length` is not checked at this point.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
         // The effect of other methods is unknown, and TRACE would echo the configured headers.
         if !METHODS.contains(&request.method) {
             return Err((
                 StatusCode::METHOD_NOT_ALLOWED,
-                "only GET, POST, DELETE, OPTIONS and HEAD pass\n",
+                "only GET, POST, DELETE, OPTIONS and HEAD are accepted\n",
             ));
         }
         let is_absolute = request.version < Version::HTTP_2 && request.uri.authority().is_some();
         if is_absolute || !request.uri.path().starts_with('/') {
-            return Err((StatusCode::BAD_REQUEST, "the request must be for a path\n"));
+            return Err((
+                StatusCode::BAD_REQUEST,
+                "the request target must be a path\n",
+            ));
         }
         let unreadable = (
             StatusCode::BAD_REQUEST,
@@ -108,7 +111,7 @@ impl RequestFilter {
 
     /// Returns `true` for a name of this machine, and for a host that the filter allows.
     fn is_own_host(&self, authority: &Authority) -> bool {
-        // Clients omit the default port of their scheme.
+        // Clients omit their scheme's default port.
         let is_allowed_with_default_port = |host: &str| {
             let mut ports = DEFAULT_PORTS.iter();
             authority.port().is_none()
@@ -124,9 +127,9 @@ impl RequestFilter {
                 .contains(&authority.as_str().to_ascii_lowercase())
     }
 
-    /// Returns `true` if the request is not from a page, or from a page that may call.
+    /// Returns `true` if the request is not from a page, or is from one that may call the server.
     ///
-    /// These are the pages of allowed origins, and of the names of this host.
+    /// The latter are pages from allowed origins, and from the names of this host.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;
@@ -145,7 +148,7 @@ impl RequestFilter {
     }
 }
 
-/// Returns `true` if an origin is that of web pages. Other schemes belong to extensions and programs.
+/// Returns `true` for the origin of web pages. Other schemes belong to extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }
@@ -159,9 +162,9 @@ fn address(host: &str) -> Option<IpAddr> {
     address.parse().ok()
 }
 
-/// Returns the host of a request, or `None` if the host is missing or ambiguous.
+/// Returns a request's host, or `None` if the host is missing or ambiguous.
 ///
-/// An HTTP/2 request carries its host in the URI and may repeat it in `Host`.
+/// An HTTP/2 request has its host in the URI, and may repeat it in `Host`.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)

@@ -1,9 +1,9 @@
-//! The queue of log lines waiting to be written to standard error.
+//! The queue of log lines that are waiting to be written to standard error.
 //!
-//! 1. **Logging never waits for standard error and never fails.** Standard error may be closed, full or not read. Only the
+//! 1. **Logging never waits for standard error and never fails.** Standard error may be closed, full or not read, so only the
 //!    queue's thread writes to it.
-//! 2. **The queue is bounded.** A line beyond [`MAX_QUEUED`] is dropped, and so is one whose write fails. Only the report of dropped
-//!    lines may exceed the limit.
+//! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, and so is one whose write fails. Only the
+//!    report of dropped lines may exceed the limit.
 //! 3. **Every dropped line is counted.** The next successful write is followed by a line that reports the count.
 
 use std::{
@@ -20,13 +20,15 @@ use std::{
 
 use crate::lock::lock;
 
-/// Maximum number of queued bytes: 1 MiB. Chosen so that a drain can log a line for each of 4,096 cancelled calls.
+/// Maximum number of queued bytes.
+///
+/// This lets a drain log a line for each of 4,096 cancelled calls.
 const MAX_QUEUED: usize = 1024 * 1024;
 
-/// Maximum capacity that a written buffer keeps: 64 KiB.
+/// Maximum capacity that a buffer keeps once it has been written.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Delay before retrying a write to a standard error that is non-blocking and full: 10 ms.
+/// Delay before a write is retried while standard error is non-blocking and full.
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
@@ -39,7 +41,7 @@ pub(super) struct Queue(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The writer thread. Its own lines are always queued, because they report dropped lines.
+    /// The writer thread, whose own lines are always queued because they report dropped lines.
     writer: OnceLock<ThreadId>,
 }
 
@@ -60,7 +62,9 @@ pub(super) fn dropped() -> u64 {
 // === impl Queue ===
 
 impl Queue {
-    /// Starts the writer thread. Once the thread can write again, it calls `report` with the number of dropped lines.
+    /// Starts the writer thread.
+    ///
+    /// Once the thread can write again, it calls `report` with the number of dropped lines.
     pub(super) fn start(
         to: impl Write + Send + 'static,
         report: impl Fn(u64) + Send + 'static,
@@ -72,12 +76,12 @@ impl Queue {
         });
         let writer = shared.clone();
         let thread = thread::Builder::new().name("log".to_owned());
-        // The thread ends with the process, because a write to a pipe that is not read cannot be interrupted.
-        let _detached = thread.spawn(move || writer.write_to(to, report))?;
+        // The thread is never joined, because a write to a pipe that is not being read cannot be interrupted.
+        thread.spawn(move || writer.write_to(to, report))?;
         Ok(Self(shared))
     }
 
-    /// Waits until all lines have been written, for at most `limit`.
+    /// Waits until all lines have been written, for up to `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let state = self.0.state();
         let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();
@@ -86,7 +90,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues a whole line or drops it. Never fails, and claims to have written the line in both cases.
+    /// Queues a whole line or drops it. Never fails, and claims to have written the line either way.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
@@ -122,7 +126,7 @@ impl Shared {
     }
 
     fn write_to(&self, mut to: impl Write, report: impl Fn(u64)) {
-        let _first = self.writer.set(thread::current().id());
+        let _ = self.writer.set(thread::current().id());
         let mut lines = Vec::new();
         loop {
             self.take(&mut lines);
@@ -144,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Waits for lines, and swaps them into `lines`, which must be empty.
+    /// Waits for lines, then swaps them into `lines`, which must be empty.
     fn take(&self, lines: &mut Vec<u8>) {
         let mut state = self.state();
         state.is_writing = false;
@@ -169,7 +173,7 @@ impl State {
     }
 }
 
-/// Writes `lines`, and retries while standard error is full.
+/// Writes `lines`, retrying while standard error is full.
 ///
 /// Returns the number of lines that could not be written, including a partially written one.
 fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
@@ -196,7 +200,7 @@ mod tests {
 
     const LINE: &[u8] = &[b'x'; 1024];
 
-    /// A writer that the test can block, and that may fail.
+    /// A writer that the test can block, and that can fail.
     struct Slow {
         permits: Receiver<io::Result<()>>,
         written: Sender<Vec<u8>>,

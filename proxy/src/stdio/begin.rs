@@ -1,4 +1,4 @@
-//! Starts sessions: the id, the streams and the process of each, and the task that runs it.
+//! Starts sessions: each one's id, streams and process, and the task that runs it.
 
 use std::{
     fmt::Write as _,
@@ -31,18 +31,18 @@ use crate::{
     refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
-/// How long the streams of a session are kept after its end: 60 s.
+/// How long a session's streams are kept after the session has ended.
 ///
-/// A client can resume them meanwhile. Those of a deleted session are not kept.
+/// A client can resume them in the meantime. The streams of a deleted session are not kept.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// Minimum time between two log lines about refused sessions: 10 s.
+/// Minimum time between two log lines about refused sessions.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Session timeout that means no limit: 136 years.
+/// The session timeout that stands for no limit, about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A running session. Dropping it ends the session, however its task ended.
+/// A running session. Dropping it ends the session, however its task has ended.
 struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
@@ -53,12 +53,14 @@ struct RunningSession {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Starts a session with an `initialize` request. At the session limit, another session may end for it.
+    /// Starts a session with an `initialize` request.
+    ///
+    /// At the session limit, another session may be ended to make room for it.
     ///
     /// # Errors
     ///
-    /// Returns the response to a request whose id is invalid, for which there is no room, or whose process cannot be started. Also
-    /// returns one during the backoff and during the shutdown.
+    /// Returns the response to a request whose id is invalid, for which there is no room, or whose process cannot be started.
+    /// During the backoff and the shutdown, every request gets such a response.
     pub(super) async fn begin(
         &self,
         message: &Message<'_>,
@@ -67,19 +69,19 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
-        // Checked before anything is started for the session.
+        // Check this before anything is started for the session.
         if id.and_then(key).is_none() {
             return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
         let backoff = inner.restart_backoff().delay(Instant::now());
         if let Some(backoff) = backoff {
-            let text = "the MCP server crashed several times at its start, so new sessions are refused for now";
+            let text = "the MCP server crashed several times at startup, so new sessions are refused for now";
             return Err(Box::new(refusal::busy(id, text, backoff)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));
         let permit = inner.acquire_permit().await.ok_or_else(|| {
             inner.log_refused();
-            no_room("the session limit of the proxy is reached")
+            no_room("the proxy's session limit has been reached")
         })?;
         let start_failed = |text: &str| {
             Box::new(refusal::error(
@@ -103,7 +105,7 @@ impl Stdio {
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
                 if is_resource_exhausted(&error) {
-                    tracing::error!("cannot start a process for a session, the system is out of resources: {error}");
+                    tracing::error!("cannot start a session process because the system is out of resources: {error}");
                     return no_room("the proxy cannot start another process now");
                 }
                 inner.restart_backoff().record_crash(Instant::now());
@@ -115,7 +117,7 @@ impl Stdio {
                 lost: inner.options.lost_timeout.unwrap_or(UNLIMITED),
             };
             let kill_after = inner.options.kill_after;
-            let log_id = SessionLogId::of(&session_id);
+            let log_id = SessionLogId::new(&session_id);
             let (session, input_writer) =
                 Session::new(log_id, streams.clone(), standalone, kill_after, timeouts);
             session.prime(&session.standalone);
@@ -153,7 +155,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// Logs that the session limit refused a session, at most once per [`REFUSAL_LOG_INTERVAL`].
+    /// Logs that the session limit refused a session, once per [`REFUSAL_LOG_INTERVAL`] at most.
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.last_refusal_log);
@@ -170,7 +172,9 @@ impl Inner {
 // === impl RunningSession ===
 
 impl RunningSession {
-    /// Runs the session to its end. Then keeps its streams for [`RETENTION`], unless the client has deleted the session.
+    /// Runs the session until it ends.
+    ///
+    /// The session's streams are then kept for [`RETENTION`], unless the client has deleted it.
     async fn run(self, (group, pipes, input_writer): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, input_writer).await;
         let store = self.stdio.upgrade().map(|stdio| {
@@ -179,7 +183,7 @@ impl RunningSession {
         });
         let (id, reason) = (self.id.clone(), end.reason);
         drop(self);
-        // The streams are kept for a client that resumes late.
+        // Keep the streams, in case a client resumes late.
         if let Some(store) = store.filter(|_| reason != EndReason::Deleted) {
             sleep(RETENTION).await;
             store.close(&id);
@@ -198,9 +202,9 @@ impl Drop for RunningSession {
     }
 }
 
-/// Returns `true` if the system has no descriptor, process or memory left.
+/// Returns `true` if the system has run out of descriptors, processes or memory.
 ///
-/// That is not a crash of the server.
+/// This does not count as a crash of the server.
 fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {
@@ -208,14 +212,14 @@ fn is_resource_exhausted(error: &io::Error) -> bool {
     })
 }
 
-/// Returns an id of 128 random bits.
+/// Returns an id with 128 random bits.
 fn new_id() -> Result<Arc<str>, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;
     let mut id = String::with_capacity(32);
     for byte in bits {
-        // Writing to a `String` does not fail.
-        let _written = write!(id, "{byte:02x}");
+        // Writing to a `String` never fails.
+        let _ = write!(id, "{byte:02x}");
     }
     Ok(id.into())
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::session::EndReason;
 
-/// Why a session ends, as label values of the metric.
+/// The reasons a session ends, as label values for the metric.
 const LABELS: [&str; 9] = [
     "deleted",
     "idle",
@@ -17,7 +17,7 @@ const LABELS: [&str; 9] = [
     "cancel_not_answered",
 ];
 
-/// Number of ended sessions for each of [`LABELS`].
+/// The number of ended sessions for each of the [`LABELS`].
 #[derive(Debug, Default)]
 pub(super) struct EndCounts([AtomicU64; LABELS.len()]);
 
@@ -32,7 +32,7 @@ impl EndCounts {
         }
     }
 
-    /// Returns the label of each reason, and its count.
+    /// Returns each reason's label with its count.
     pub(super) fn by_label(&self) -> Vec<(&'static str, u64)> {
         let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
         LABELS.into_iter().zip(counts).collect()

@@ -17,37 +17,37 @@ use tokio::{
 
 use super::routing::MAX_OPEN;
 
-/// Maximum number of queued messages: 1,024.
+/// Maximum number of queued messages.
 ///
-/// Chosen as the maximum number of open calls, all of which a client may send at once.
+/// This is the maximum number of open calls, all of which a client may send at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// Maximum number of additional cancels: 1,024.
+/// Maximum number of additional cancels, one for each open call.
 ///
-/// Chosen as one for each open call. A full queue must not prevent a cancel, and a client that disconnects abandons all its
-/// calls at once.
+/// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// Maximum number of queued bytes: 8 MiB. Chosen as twice the maximum size of a message.
+/// Maximum number of queued bytes, which is twice the maximum size of a message.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Maximum number of bytes of additional cancels: 256 KiB.
+/// Maximum number of bytes in additional cancels.
 ///
-/// Counted separately, so that large messages cannot prevent a cancel.
+/// These are counted separately, so that large messages cannot prevent a cancel.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
-/// How long a process may leave its stdin unread before it is killed: 30 s.
+/// How long a process may leave its stdin unread before it is killed.
 ///
-/// A stall of the proxy, whether or not the process stalls too, counts as at most one failed check of the [`WRITE_CHECKS`].
+/// A stall of the proxy, whether or not the process stalls with it, counts as at most one failed check out of
+/// [`WRITE_CHECKS`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of checks within [`WRITE_TIMEOUT`]: 30.
+/// Number of checks within [`WRITE_TIMEOUT`].
 const WRITE_CHECKS: u32 = 30;
 
 /// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// The capacity of the channel is [`MAX_MESSAGES`] + [`MAX_EXTRA_CANCELS`].
+    /// The channel's capacity is [`MAX_MESSAGES`] + [`MAX_EXTRA_CANCELS`].
     queue: mpsc::Sender<QueuedLine>,
     messages: Capacity,
     /// For cancels that exceed the capacity for messages.
@@ -65,9 +65,9 @@ struct Capacity {
     bytes: Arc<Semaphore>,
 }
 
-/// The capacity that a message takes. Released when this is dropped.
+/// The capacity taken by a message, which is released when this is dropped.
 #[derive(Debug)]
-struct UsedCapacity {
+struct CapacityGuard {
     _permit: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
@@ -76,22 +76,22 @@ struct UsedCapacity {
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     permit: mpsc::Permit<'a, QueuedLine>,
-    taken: UsedCapacity,
+    taken: CapacityGuard,
 }
 
-/// The reason for the lack of a permit.
+/// The reason there is no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TryReserveError {
     /// The capacity is exhausted.
     Full,
-    /// The receiving end was dropped.
+    /// The receiving end has been dropped.
     Closed,
 }
 
 /// The reason writing stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopped {
-    /// The process has closed its stdin, or the sending end of the queue was dropped.
+    /// The process has closed its stdin, or the sending end of the queue has been dropped.
     Closed,
     /// The process has not read for [`WRITE_TIMEOUT`].
     Stuck,
@@ -99,18 +99,18 @@ pub(super) enum Stopped {
 
 /// Whether the process is blocked because a client is not reading its output.
 ///
-/// Such a process may leave its stdin unread as well and must not be killed for it.
+/// Such a process may leave its stdin unread as well, and must not be killed for that.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// Number of times the process became unblocked.
+    /// Number of times the process has become unblocked.
     unblocked_count: AtomicU64,
 }
 
 #[derive(Debug)]
 struct QueuedLine {
     line: Bytes,
-    _taken: UsedCapacity,
+    _taken: CapacityGuard,
 }
 
 /// Creates an empty queue.
@@ -127,7 +127,9 @@ pub(super) fn queue() -> (Input, InputWriter) {
 // === impl Input ===
 
 impl Input {
-    /// Reserves capacity for a message of this length. A cancel may use the capacity that is kept for cancels as well.
+    /// Reserves capacity for a message of this length.
+    ///
+    /// A cancel may also use the capacity that is kept for cancels.
     pub(super) fn try_reserve(
         &self,
         length: usize,
@@ -159,10 +161,10 @@ impl Capacity {
         }
     }
 
-    /// Takes a permit and this number of bytes. Takes nothing and returns `None` unless both are free.
-    fn try_take(&self, bytes: usize) -> Option<UsedCapacity> {
+    /// Takes a permit and this many bytes, or returns `None` if either is not free.
+    fn try_take(&self, bytes: usize) -> Option<CapacityGuard> {
         let bytes = bytes.try_into().ok()?;
-        Some(UsedCapacity {
+        Some(CapacityGuard {
             _permit: self.permits.clone().try_acquire_owned().ok()?,
             _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
         })
@@ -182,9 +184,9 @@ impl Permit<'_> {
 // === impl InputWriter ===
 
 impl InputWriter {
-    /// Writes queued messages. Returns why writing stopped.
+    /// Writes queued messages, and returns why writing stopped.
     ///
-    /// [`WRITE_TIMEOUT`] starts again after a check during which the process was blocked.
+    /// [`WRITE_TIMEOUT`] starts again after each check during which the process was blocked.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -376,7 +378,7 @@ mod tests {
         assert!(started.elapsed() >= WRITE_TIMEOUT);
     }
 
-    /// `advance` simulates a suspension of the proxy, with or without the process.
+    /// `advance` simulates that the proxy is suspended, with or without the process.
     #[tokio::test(start_paused = true)]
     async fn a_stall_of_the_proxy_counts_as_one_check() {
         let (input, writer) = queue();

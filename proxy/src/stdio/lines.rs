@@ -5,18 +5,18 @@ use memchr::memchr;
 
 use crate::message::{IdKey, Scanner};
 
-/// Maximum length of a line: 16 MiB, which is more than clients accept.
+/// Maximum length of a line, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes kept from the start of a line that is too long: 200.
+/// Maximum number of bytes that are kept from the start of a line that is too long.
 const MAX_EXCERPT: usize = 200;
 
-/// Capacity above which the buffer is replaced by a smaller one: 64 KiB.
+/// Capacity above which the buffer is replaced by a smaller one.
 ///
-/// It is replaced once it holds at most [`READ_SIZE`] bytes.
+/// This is done once it holds at most [`READ_SIZE`] bytes.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Minimum free capacity of the buffer before a read: 16 KiB.
+/// Minimum free capacity of the buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
 /// The byte order mark that servers written in .NET or PowerShell emit first.
@@ -24,16 +24,16 @@ const READ_SIZE: usize = 16 * 1024;
 /// It is stripped from lines.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Splits the output of a process into lines.
+/// Splits a process's output into lines.
 ///
-/// It keeps at most one line of the maximum length, and the bytes that were read with the line's end.
+/// It holds at most one line of the maximum length, plus the bytes that were read along with the line's end.
 #[derive(Debug)]
 pub struct Lines {
     max: usize,
     buffer: BytesMut,
-    /// Number of bytes at the start of the buffer that are scanned and contain no line break.
+    /// Number of bytes at the buffer's start that have been scanned and contain no line break.
     scanned: usize,
-    /// Set while the current line is too long. Its bytes are discarded as they are read.
+    /// Set while the current line is too long, and its bytes are discarded as they are read.
     skipped: Option<Skipped>,
 }
 
@@ -42,9 +42,9 @@ pub struct Lines {
 pub enum Line {
     /// A whole line, without surrounding white space or a leading byte order mark.
     ///
-    /// To keep a line, copy it, because the line keeps the whole buffer allocated.
+    /// To keep a line, copy it, because it keeps the whole buffer allocated.
     Whole(Bytes),
-    /// A line that was too long and was discarded.
+    /// A line that was too long and has been discarded.
     TooLong {
         /// Its first bytes.
         beginning: Bytes,
@@ -63,7 +63,7 @@ struct Skipped {
 // === impl Lines ===
 
 impl Lines {
-    /// Creates a splitter for lines of at most `max` bytes.
+    /// Creates a splitter for lines of up to `max` bytes.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Lines {
         }
     }
 
-    /// Returns the buffer for the next bytes. Take all complete lines first.
+    /// Returns the buffer to read the next bytes into. Take all complete lines first.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_SIZE);
         if self.buffer.capacity() > KEPT_CAPACITY && self.buffer.len() <= READ_SIZE {
@@ -104,7 +104,7 @@ impl Lines {
         }
     }
 
-    /// Returns what follows the last line break, at the end of the output. Returns `None` if that is empty.
+    /// Returns what follows the last line break of the whole output, or `None` if that is empty.
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();
@@ -127,7 +127,7 @@ impl Lines {
         self.scanned = 0;
     }
 
-    /// Returns the line that ends with `text`, or `None` for an empty line.
+    /// Returns the line that ends with `text`, or `None` if it is empty.
     fn finish_line(&mut self, text: Bytes) -> Option<Line> {
         let is_too_long = text.len() > self.max;
         let skipped = self.skipped.take();
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns all lines of these pieces.
+    /// Splits these pieces into lines.
     fn cut<'a>(max: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Line> {
         let mut lines = Lines::new(max);
         let mut cut = Vec::new();

@@ -1,8 +1,8 @@
 //! Makes room for a new session at the session limit.
 //!
-//! The session that has been without a request and a stream for longest ends if that time exceeds [`Options::make_room_after`].
-//! Otherwise the new session is refused. A session with an open call, or whose process waits until a client reads, is never ended
-//! to make room.
+//! The session that has been without a request and a stream for longest is ended, if that has lasted longer than
+//! [`Options::make_room_after`]. Otherwise the new session is refused. A session is never ended to make room while it has an open
+//! call, or while its process is waiting for a client to read.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
 
@@ -19,18 +19,21 @@ use super::{
     stop::STOP_TIMEOUT,
 };
 
-/// Maximum wait for the end of a process that makes room: 5 s. Its stop takes at most twice [`STOP_TIMEOUT`].
+/// How long to wait for a process to exit and make room.
+///
+/// Stopping a process takes at most twice [`STOP_TIMEOUT`].
 const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
 
-/// A new session that waits for the end of a process, until it is dropped.
-struct Waiting<'a>(&'a Inner);
+/// Counts a new session as waiting for a process to exit, until this is dropped.
+struct WaitingGuard<'a>(&'a Inner);
 
 // === impl Inner ===
 
 impl Inner {
-    /// Returns the permit for a new process. At the session limit, ends an unused session and waits for its process to end.
+    /// Returns the permit for a new process.
     ///
-    /// Returns `None` if no session can make room, or no process ends within [`ROOM_TIMEOUT`].
+    /// At the session limit, this ends an unused session and waits for its process to exit. Returns `None` if no session can make
+    /// room, or if no process exits within [`ROOM_TIMEOUT`].
     pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -40,24 +43,25 @@ impl Inner {
         permit.await.ok()?.ok()
     }
 
-    /// Registers a new session that waits.
+    /// Registers a new session that is waiting for room.
     ///
-    /// Ends an unused session unless enough processes are stopping. Returns `None` if no session may end, and during the shutdown.
-    fn wait_for_room(&self) -> Option<Waiting<'_>> {
+    /// This ends an unused session, unless enough processes are already stopping. Returns `None` if no session can be ended, and
+    /// during the shutdown.
+    fn wait_for_room(&self) -> Option<WaitingGuard<'_>> {
         let mut live = self.live();
         if live.is_shutting_down {
             return None;
         }
-        // The process of an ended session makes room for one new session.
+        // The process of each ended session makes room for one new session.
         let ending = self.children().saturating_sub(live.sessions.len());
         if ending <= live.waiting {
             self.end_longest_unused(&mut live)?;
         }
         live.waiting += 1;
-        Some(Waiting(self))
+        Some(WaitingGuard(self))
     }
 
-    /// Ends the session that has been unused for longest. Returns `None` if none may end.
+    /// Ends the session that has been unused for longest, or returns `None` if none can be ended.
     fn end_longest_unused(&self, live: &mut Live) -> Option<()> {
         let before = Instant::now().checked_sub(self.options.make_room_after)?;
         let unused = live.sessions.iter().filter_map(|(id, session)| {
@@ -66,7 +70,7 @@ impl Inner {
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
         unused.sort_unstable_by_key(|(since, ..)| *since);
-        // A client may have started to use one of them.
+        // A client may have started to use one of them in the meantime.
         let (_, id, _) = unused
             .iter()
             .find(|(.., session)| session.end_if_unused(before))?;
@@ -83,7 +87,9 @@ impl Session {
         self.unused_since_in(&self.state())
     }
 
-    /// Ends the session if it has been unused since `before`. Returns `false` if it has not, or if it ends already.
+    /// Ends the session if it has been unused since `before`.
+    ///
+    /// Returns `false` if it has not, or if it is already ending.
     fn end_if_unused(&self, before: Instant) -> bool {
         {
             let mut state = self.state();
@@ -91,7 +97,7 @@ impl Session {
             if state.stopped.is_some() || since.is_none_or(|since| since >= before) {
                 return false;
             }
-            // Calls are started under the same lock, so none starts in between.
+            // Calls are started under the same lock, so none can start in between.
             state.stopped = Some(EndReason::MadeRoom);
         }
         self.standalone.end();
@@ -100,9 +106,9 @@ impl Session {
     }
 }
 
-// === impl Waiting ===
+// === impl WaitingGuard ===
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.live().waiting -= 1;
     }

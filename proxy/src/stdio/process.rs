@@ -1,15 +1,15 @@
 //! A process and its descendants, as one process group.
 //!
-//! 1. **No signal reaches an unrelated process.** A group is signalled only while its leader is not reaped. Until then the
-//!    leader's id, which is also the group's, cannot be reused: a zombie keeps it. So the leader's exit is detected without
-//!    reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
+//! 1. **No signal reaches an unrelated process.** A group is only signalled as long as its leader has not been reaped. Until then
+//!    the leader's id, which is also the group's, cannot be reused, because a zombie keeps it. This is why the leader's exit is
+//!    detected without reaping it, and why [`Group::reap`] kills the rest of the group before it reaps.
 //! 2. **A dropped group is killed**, however its task and the runtime end.
 //! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
 //!
-//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed
-//! by a signal that it cannot handle, its children detect only the end of their stdin. Tying them to the proxy
-//! (`PR_SET_PDEATHSIG`) requires code between fork and exec, which is `unsafe`. The kernel would also kill them when the *thread*
-//! that started them ends.
+//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. And if the proxy itself is
+//! killed by a signal that it cannot handle, its children only notice that their stdin has ended. Tying them to the proxy
+//! (`PR_SET_PDEATHSIG`) would require code between fork and exec, which is `unsafe`, and the kernel would also kill them when the
+//! *thread* that started them ends.
 
 use std::{
     ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
@@ -27,23 +27,25 @@ use tokio::{
 
 use crate::message::sanitize;
 
-/// The variable of `--admin-token`, which a command does not inherit. Some servers show their environment to clients.
+/// The variable for `--admin-token`.
+///
+/// A command does not inherit it, because some servers show their environment to clients.
 const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
 
-/// The program of each session. It is never run by a shell.
+/// The program of each session, which is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path or a name that is looked up in `PATH`.
+    /// A path, or a name to look up in `PATH`.
     pub name: OsString,
-    /// Its arguments.
+    /// The program's arguments.
     pub arguments: Vec<OsString>,
-    /// Additional environment variables. They replace the proxy's own of the same name.
+    /// Additional environment variables, which replace the proxy's own of the same name.
     pub environment: Vec<(OsString, OsString)>,
-    /// Its working directory, if that differs from the proxy's.
+    /// The working directory, if it differs from the proxy's.
     pub directory: Option<PathBuf>,
 }
 
-/// The pipes of a process.
+/// A process's pipes.
 #[derive(Debug)]
 pub(crate) struct Pipes {
     pub(crate) stdin: ChildStdin,
@@ -55,16 +57,16 @@ pub(crate) struct Pipes {
 #[derive(Debug)]
 pub(crate) struct Group {
     leader: Child,
-    /// The id of the leader and of the group, until the leader is reaped.
+    /// The id of both the leader and the group, until the leader has been reaped.
     id: Option<Pid>,
-    /// Notified when a child of this program has ended.
+    /// Notified when one of this program's children has ended.
     child_ended: unix::Signal,
 }
 
 // === impl Program ===
 
 impl Program {
-    /// Creates a program with these arguments.
+    /// Creates a program with the given arguments.
     pub fn new(name: impl Into<OsString>, arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self {
             name: name.into(),
@@ -78,7 +80,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Returns an error that reports what is missing, as a message for the user.
+    /// Returns an error that names what is missing, as a message for the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
@@ -86,7 +88,7 @@ impl Program {
             let text = format!("directory not found: {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        // A relative path is relative to the working directory of the program.
+        // A relative path is relative to the program's working directory.
         let name = PathBuf::from(&self.name);
         let base = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
@@ -134,7 +136,7 @@ impl Program {
     }
 }
 
-/// The command line on one line, for people and not for shells.
+/// Formats the command line on a single line, for people rather than shells.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = |word: &OsString| sanitize(word.as_encoded_bytes(), usize::MAX);
@@ -150,8 +152,8 @@ impl fmt::Display for Program {
 impl Group {
     /// Starts a process as the leader of a new group.
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // Registered before the spawn, so that the exit is not missed. The handler also keeps the kernel from reaping the
-        // process, as it would if this program was started with SIGCHLD ignored.
+        // This is registered before the process is spawned, so that its exit cannot be missed. The handler also keeps the kernel
+        // from reaping the process, as it would if this program had been started with SIGCHLD ignored.
         let child_ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -180,16 +182,16 @@ impl Group {
         ))
     }
 
-    /// Returns the id of the leader, or `None` once the leader is reaped.
+    /// Returns the leader's id, or `None` once the leader has been reaped.
     pub(super) fn pid(&self) -> Option<i32> {
         self.id.map(Pid::as_raw_pid)
     }
 
-    /// Waits for the leader's exit without reaping the leader.
+    /// Waits for the leader to exit, without reaping it.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this is dropped.
+    /// Nothing is lost if this is dropped.
     pub(super) async fn wait_for_exit(&mut self) {
         while !self.has_exited() {
             self.child_ended.recv().await;
@@ -206,22 +208,22 @@ impl Group {
             Ok(exit) => exit.is_some(),
             Err(Errno::INTR) => false,
             Err(_) => {
-                // The leader is no longer a child, and its id may belong to another process.
+                // The leader is no longer a child, so its id may belong to another process.
                 self.id = None;
                 true
             }
         }
     }
 
-    /// Sends a signal to the group. Does nothing once the leader is reaped.
+    /// Sends a signal to the group, or does nothing once the leader has been reaped.
     pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id {
             // Fails if the group is empty.
-            let _sent = kill_process_group(id, signal);
+            let _ = kill_process_group(id, signal);
         }
     }
 
-    /// Kills the rest of the group, and reaps the leader.
+    /// Kills the rest of the group, then reaps the leader.
     pub(super) async fn reap(&mut self) -> io::Result<ExitStatus> {
         self.signal(Signal::KILL);
         self.id = None;
@@ -236,7 +238,7 @@ impl Drop for Group {
     }
 }
 
-/// Returns the exit status as text.
+/// Returns an exit status as text.
 pub(super) fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -269,7 +271,7 @@ mod tests {
         assert!(exists(leader), "the leader has not been reaped yet");
         assert!(exists(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
-        // The pipe ends with the last process that holds it.
+        // The pipe ends when the last process that holds it has exited.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!exists(leader));
         assert_eq!(

@@ -4,16 +4,16 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Number of crashes within a [`PERIOD`] that start the backoff: 3.
+/// How many crashes within a [`PERIOD`] start the backoff.
 const MAX_CRASHES: usize = 3;
 
-/// The period in which crashes are counted: 10 s. The backoff lasts as long after the last crash.
+/// The period in which crashes are counted, and the length of the backoff after the last one.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The latest crashes.
+/// The most recent crashes.
 ///
-/// Only a server that could not be started, or ended before its first answer, counts. A later end may be caused by one
-/// client's request and must not affect other clients.
+/// A crash only counts if the server could not be started, or ended before its first answer. If it ends later, one client's
+/// request may be the cause, and must not affect other clients.
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 

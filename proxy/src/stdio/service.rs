@@ -42,14 +42,14 @@ use crate::{
     refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
-/// Maximum number of processes: 16,777,216. Chosen because no system runs more.
+/// Maximum number of processes, which is more than any system runs.
 const MAX_PERMITS: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones share the server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
-/// Current numbers, for metrics.
+/// Current statistics, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -61,7 +61,7 @@ pub struct Stats {
     pub kills: u64,
 }
 
-/// The session and the revision given in a request's headers.
+/// The session and the revision in a request's headers.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     session: Option<&'a str>,
@@ -73,12 +73,12 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) store: EventStore,
     live: Mutex<Live>,
-    /// One permit for each process.
+    /// One permit per process.
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
-    /// When a refusal because of the session limit was last logged.
+    /// When a refusal due to the session limit was last logged.
     pub(super) last_refusal_log: Mutex<Option<Instant>>,
-    /// Not derived from `permits`: a shutdown acquires all of them.
+    /// Not derived from `permits`, because a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
     end_counts: EndCounts,
@@ -89,7 +89,7 @@ pub(super) struct Inner {
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
     pub(super) is_shutting_down: bool,
-    /// Number of new sessions that wait for the end of a process.
+    /// Number of new sessions that are waiting for a process to exit.
     pub(super) waiting: usize,
 }
 
@@ -122,13 +122,13 @@ impl Stdio {
         &self.0.options.program
     }
 
-    /// Returns the store of the sessions' streams.
+    /// Returns the store that holds the sessions' streams.
     #[must_use]
     pub fn event_store(&self) -> &EventStore {
         &self.0.store
     }
 
-    /// Returns the current numbers.
+    /// Returns the current statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let inner = &self.0;
@@ -145,9 +145,9 @@ impl Stdio {
         self.0.end_counts.by_label()
     }
 
-    /// Ends all sessions and waits for their processes to end, for at most `limit`.
+    /// Ends all sessions and waits for their processes to exit, for up to `limit`.
     ///
-    /// No session can be started afterwards. A process has a third of that time to exit after its stdin was closed, and
+    /// No session can be started after this. A process has a third of that time to exit once its stdin has been closed, and
     /// another third after SIGTERM, at most 2 s each.
     pub async fn shutdown(&self, limit: Duration) {
         let inner = &self.0;
@@ -162,10 +162,10 @@ impl Stdio {
         }
         let all_permits = inner.options.max_sessions.min(MAX_PERMITS).try_into();
         let all_permits = all_permits.unwrap_or(u32::MAX);
-        let _in_time = timeout(limit, inner.permits.acquire_many(all_permits)).await;
+        let _ = timeout(limit, inner.permits.acquire_many(all_permits)).await;
     }
 
-    async fn answer(self, request: Request<Body>) -> Response<Body> {
+    async fn respond(self, request: Request<Body>) -> Response<Body> {
         match *request.method() {
             Method::POST => self.post(request).await,
             Method::GET => self.get(request.headers()),
@@ -181,11 +181,11 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // The layer marks the cancels that it sends. If there is no layer, requests do not have a token.
+        // The layer marks the cancels that it sends. Without a layer, requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
-        let head = Head::of(&parts.headers);
-        // Started before the body arrives, which may take long.
+        let head = Head::from_headers(&parts.headers);
+        // The use starts before the body arrives, which may take a long time.
         let session = head
             .ok()
             .and_then(|head| self.0.use_session(head.session?, is_from_client));
@@ -199,7 +199,7 @@ impl Stdio {
         }
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
-            // The frontend may have refused the body first.
+            // The frontend may already have refused the body.
             Err(error) => {
                 let incomplete = || {
                     let text = "the body is incomplete";
@@ -208,7 +208,7 @@ impl Stdio {
                 return refusal::for_body_error(&*error).unwrap_or_else(incomplete);
             }
         };
-        let line = single_line(trimmed(&body));
+        let line = single_line(trim(&body));
         let message = str::from_utf8(&line)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
@@ -236,7 +236,7 @@ impl Stdio {
                     .unwrap_or_else(|refused| *refused);
             }
             (None, _) => {
-                let text = "a request without a session: send initialize first, and then the Mcp-Session-Id of its response";
+                let text = "a request without a session: send initialize first, and then the Mcp-Session-Id from its response";
                 return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
             }
             (_, Some(session)) => session,
@@ -265,12 +265,12 @@ impl Stdio {
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
         let bad = |text: &str| refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
-        let id = match Head::session_of(headers) {
+        let id = match Head::required_session(headers) {
             Ok(id) => id,
             Err(text) => return bad(text),
         };
         let session = self.0.use_session(id, true);
-        // An empty id is no id (WHATWG HTML, section 9.2.6).
+        // An empty id means that there is none (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
             return session.map_or_else(
@@ -278,7 +278,7 @@ impl Stdio {
                 |session| session.streams.listen(&session.standalone),
             );
         };
-        // The streams of a session outlive its process, for clients that have not received all events.
+        // A session's streams outlive its process, for clients that have not received all events yet.
         let has_more = || {
             let last = last.to_str().ok();
             last.is_some_and(|last| self.0.store.has_more(id, last))
@@ -290,11 +290,11 @@ impl Stdio {
             .to_str()
             .ok()
             .and_then(|last| self.0.store.resume(id, last));
-        resumed.unwrap_or_else(|| bad("Last-Event-ID names no event of this session"))
+        resumed.unwrap_or_else(|| bad("Last-Event-ID does not name an event of this session"))
     }
 
     fn delete(&self, headers: &HeaderMap) -> Response<Body> {
-        let id = match Head::session_of(headers) {
+        let id = match Head::required_session(headers) {
             Ok(id) => id,
             Err(text) => {
                 return refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
@@ -320,8 +320,8 @@ impl Service<Request<Body>> for Stdio {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let answer = self.clone().answer(request);
-        Box::pin(async { Ok(answer.await) })
+        let response = self.clone().respond(request);
+        Box::pin(async { Ok(response.await) })
     }
 }
 
@@ -346,7 +346,7 @@ impl Inner {
         lock(&self.restart_backoff)
     }
 
-    /// Records the end of a session's process.
+    /// Records that a session's process has ended.
     pub(super) fn record_end(&self, end: &SessionEnd) {
         self.end_counts.record(end.reason);
         if end.failed_to_start {
@@ -371,7 +371,7 @@ impl Drop for Inner {
 // === impl Head ===
 
 impl<'a> Head<'a> {
-    fn of(headers: &'a HeaderMap) -> Result<Self, &'static str> {
+    fn from_headers(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
             session: single(headers, &SESSION_ID)
                 .map_err(|_| "the request must have at most one readable Mcp-Session-Id")?,
@@ -381,13 +381,13 @@ impl<'a> Head<'a> {
     }
 
     /// Returns the session of a request that must have one.
-    fn session_of(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
-        let session = Self::of(headers)?.session;
+    fn required_session(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
+        let session = Self::from_headers(headers)?.session;
         session.ok_or("a request without a session")
     }
 }
 
-fn trimmed(body: &Bytes) -> Bytes {
+fn trim(body: &Bytes) -> Bytes {
     body.slice_ref(body.trim_ascii())
 }
 
@@ -407,7 +407,7 @@ pub(super) fn send_request(
 pub(super) fn send_error_response(id: Option<&str>, reason: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match reason {
-        // The id is not repeated, because it may have any length.
+        // The id is not repeated, because it can have any length.
         SendError::BadId => bad(
             None,
             "the id must be a string or a number, and not longer than 1 KiB",

@@ -22,13 +22,13 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// Maximum length of an id or a token: 1 KiB. Limited because each is kept as long as its call.
+/// Maximum length of an id or a token, because each is kept for as long as its call.
 const MAX_ID: usize = 1024;
 
 /// A session, shared by its requests and its task.
 pub(super) struct Session {
     pub(super) log_id: SessionLogId,
-    /// The session of the event store, which has the streams.
+    /// The session in the event store, which holds the streams.
     pub(super) streams: event_store::Session,
     /// The stream for messages that belong to no call.
     pub(super) standalone: Stream,
@@ -36,7 +36,7 @@ pub(super) struct Session {
     pub(super) backpressure: Backpressure,
     pub(super) started_at: Instant,
     state: Mutex<State>,
-    /// Notified when a deadline may be earlier than before.
+    /// Notified when a deadline may have become earlier.
     pub(super) changed: Notify,
     /// Notified when the session must end.
     pub(super) stop: Notify,
@@ -46,48 +46,48 @@ pub(super) struct Session {
 /// How long a session may be unused.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeouts {
-    /// For every session.
+    /// Applies to every session.
     pub(super) idle: Duration,
-    /// For a session whose client has disconnected. Applies if it is shorter than `idle`.
+    /// Applies to a session whose client has disconnected, if it is shorter than `idle`.
     pub(super) lost: Duration,
 }
 
-/// A request that uses its session, until this is dropped.
+/// A request that is using its session, until this is dropped.
 ///
-/// The use starts before the body arrives and ends when the message was sent or refused.
+/// The use starts before the body arrives, and ends once the message has been sent or refused.
 pub(super) struct SessionUse {
     session: Arc<Session>,
-    /// The request is not a cancel from the layer.
+    /// Whether this is a request from the client, rather than a cancel from the layer.
     is_from_client: bool,
 }
 
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) last_used: Instant,
-    /// Number of requests that use the session now.
+    /// Number of requests that are currently using the session.
     requests: usize,
-    /// Number of disconnects from the standalone stream when the client's last request ended.
+    /// The standalone stream's number of disconnects when the client's last request ended.
     disconnects: u64,
-    /// The client has sent something after `initialize`.
+    /// Whether the client has sent anything since `initialize`.
     pub(super) was_used: bool,
-    /// The server has sent an answer.
+    /// Whether the server has sent an answer.
     pub(super) has_answered: bool,
-    /// Why the session ends, once that is decided.
+    /// The reason the session is ending, once that has been decided.
     pub(super) stopped: Option<EndReason>,
 }
 
-/// Why a session ends.
+/// The reason a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client deleted it.
+    /// The client has deleted it.
     Deleted,
     /// It was idle for too long.
     Idle,
-    /// Its client has disconnected and did not return in time.
+    /// Its client disconnected and did not return in time.
     Lost,
-    /// It was unused and has made room for a new session.
+    /// It was unused, and has made room for a new session.
     MadeRoom,
-    /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
+    /// The proxy is shutting down. A process has this long to exit after its stdin has been closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
     Exited,
@@ -95,16 +95,16 @@ pub(super) enum EndReason {
     Closed,
     /// The process is not reading its stdin.
     Stuck,
-    /// A cancelled call was not answered in time.
+    /// A cancelled call has not been answered in time.
     Overdue,
 }
 
-/// Why a message is not sent to the server.
+/// The reason a message is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendError {
     /// The id is missing, too long, or of a wrong type.
     BadId,
-    /// An unanswered request has this id, or one that the server may confuse with it.
+    /// An unanswered request has this id, or one that the server might confuse with it.
     IdInUse,
     /// The queue is full, or too many calls are open.
     Busy,
@@ -149,7 +149,7 @@ impl Session {
         (session, input_writer)
     }
 
-    /// Queues a request for the server. Returns the stream of its answer, which is primed except for `initialize`.
+    /// Queues a request for the server, and returns its stream, primed except for `initialize`.
     pub(super) fn request(
         &self,
         message: &Message<'_>,
@@ -167,13 +167,16 @@ impl Session {
         if !is_initialize {
             self.prime(&stream);
         }
-        // Sent under the lock that registers the call. So a cancel finds the call only once its request is queued.
+        // This is sent under the lock that registers the call, so that a cancel can only find the call once its request is
+        // queued.
         permit.send(line);
         drop(state);
         Ok(stream)
     }
 
-    /// Queues a notification or an answer for the server. A cancel is recorded, and may end the stream of an older cancelled call.
+    /// Queues a notification or an answer for the server.
+    ///
+    /// A cancel is also recorded, and may end the stream of an older cancelled call.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -189,7 +192,7 @@ impl Session {
                 .filter(|_| is_cancel)
                 .and_then(key);
             let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, Instant::now()));
-            // Sent under the lock, so a request that reuses the id from now on is queued after the cancel.
+            // This is sent under the lock, so that a request that reuses the id from now on is queued after the cancel.
             permit.send(line);
             drop(state);
             evicted
@@ -203,9 +206,9 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the line of a notification or an answer.
+    /// Returns the line to send for a notification or an answer.
     ///
-    /// The layer's cancel gets the id that the client wrote, because a server may distinguish `1` from `1.0`.
+    /// The layer's cancel gets the id as the client wrote it, because a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -218,7 +221,7 @@ impl Session {
         rewritten.unwrap_or_else(|| line.clone())
     }
 
-    /// Starts a request that uses the session. Returns `None` if the session has ended.
+    /// Starts a request's use of the session, or returns `None` if the session has ended.
     pub(super) fn begin_use(self: Arc<Self>, is_from_client: bool) -> Option<SessionUse> {
         {
             let mut state = self.state();
@@ -234,9 +237,9 @@ impl Session {
         })
     }
 
-    /// Returns `true` if the client has disconnected, as far as its standalone stream shows.
+    /// Returns `true` if the client has disconnected, judging by its standalone stream.
     ///
-    /// The client had that stream at its last request or since and has none now.
+    /// The client had that stream at its last request or since, but has none now.
     pub(super) fn is_lost(&self, state: &State) -> bool {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
@@ -249,11 +252,11 @@ impl Session {
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // A call whose answer waits for its client is no longer open, so it is visible only as backpressure.
+        // A call whose answer is waiting for its client is no longer open, so it only shows as backpressure.
         state.requests > 0 || has_open_call || self.backpressure.is_on()
     }
 
-    /// Returns when the session was last used, by a request or a stream. Returns `None` if it is in use.
+    /// Returns when a request or a stream last used the session, or `None` if it is in use.
     pub(super) fn unused_since_in(&self, state: &State) -> Option<Instant> {
         if self.is_working(state) {
             return None;
@@ -269,9 +272,9 @@ impl Session {
         }
     }
 
-    /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
+    /// Starts to end the session, unless it is already ending.
     ///
-    /// Does nothing if the session ends already.
+    /// Open calls end with an error, and no call can be started after this.
     pub(super) fn stop(&self, reason: EndReason) {
         let open = {
             let mut state = self.state();
@@ -285,7 +288,9 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends all open streams. Calls get an error with this message. An earlier reason for the end stays.
+    /// Ends all open streams, sending calls an error with this message.
+    ///
+    /// An earlier reason for the end is kept.
     pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -307,7 +312,9 @@ impl Session {
     }
 }
 
-/// Returns the value of an id or a token. Returns `None` if it is too long to be kept, or neither a string nor a number.
+/// Returns the value of an id or a token.
+///
+/// Returns `None` if it is too long to be kept, or neither a string nor a number.
 pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?
@@ -333,7 +340,7 @@ impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.state();
         state.requests -= 1;
-        // A cancel does not show that the client is there.
+        // A cancel from the layer does not show that the client is still there.
         if self.is_from_client {
             state.last_used = Instant::now();
             state.disconnects = self.standalone.disconnects();
@@ -344,12 +351,12 @@ impl Drop for SessionUse {
 // === impl EndReason ===
 
 impl EndReason {
-    /// Returns the error for the clients of open calls.
+    /// Returns the error message for the clients of open calls.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was idle for too long",
-            Self::Lost => "the client of the session was disconnected for too long",
+            Self::Lost => "the session's client was disconnected for too long",
             Self::MadeRoom => "the session was unused, and has made room for a new one",
             Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
@@ -406,13 +413,13 @@ mod tests {
         }
     }
 
-    /// Returns what is written for a request, and for a cancel sent once the call is registered.
+    /// Returns what is written for a request, and a cancel sent once the call is registered.
     async fn written() -> String {
         let store = EventStore::new(Limits::default());
         let streams = store.begin("s", Some("2025-11-25")).unwrap();
         let standalone = streams.open_standalone().unwrap();
         let (session, input_writer) = Session::new(
-            SessionLogId::of("s"),
+            SessionLogId::new("s"),
             streams,
             standalone,
             None,

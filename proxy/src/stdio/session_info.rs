@@ -1,4 +1,4 @@
-//! The sessions of a command, for operators.
+//! A command's sessions, for operators.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::service::Stdio;
 
-/// A session of a command.
+/// One of a command's sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionInfo {
@@ -14,7 +14,7 @@ pub struct SessionInfo {
     pub id: String,
     /// How long ago the session started.
     pub age: Duration,
-    /// How long the session has been without a request, a call and a stream. `None` if it is in use.
+    /// How long the session has had no request, no call and no stream. `None` if it is in use.
     pub unused: Option<Duration>,
 }
 
@@ -24,7 +24,7 @@ impl Stdio {
     /// Returns the sessions, oldest first.
     #[must_use]
     pub fn sessions(&self) -> Vec<SessionInfo> {
-        // The sessions have locks of their own.
+        // Each session has a lock of its own.
         let sessions: Vec<_> = self.0.live().sessions.values().cloned().collect();
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {

@@ -13,23 +13,25 @@ use tracing::{debug, info, warn};
 use super::lines::{Line, Lines};
 use crate::message::sanitize;
 
-/// Maximum number of logged lines of one output stream in a [`PERIOD`]: 100.
+/// Maximum number of lines that are logged per output stream and [`PERIOD`].
 const MAX_LINES: u32 = 100;
 
-/// The period of the rate limit: 1 s.
+/// The rate limit's period.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Maximum length of a line of stderr that is logged whole: 4 KiB.
+/// Maximum length of a line from stderr that is logged in full.
 const MAX_LINE_BYTES: usize = 4 * 1024;
 
-/// Maximum number of logged bytes of a line that is not a message: 200.
+/// Maximum number of bytes that are logged of a line that is not a message.
 const MAX_EXCERPT: usize = 200;
 
-/// Identifies a session in the log, as the layer does. The session id itself is a credential, so it is not logged.
+/// Identifies a session in the log, in the same way as the layer.
+///
+/// The session id itself is a credential, so it is not logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Admits at most [`MAX_LINES`] lines per [`PERIOD`] and counts the omitted lines.
+/// Admits up to [`MAX_LINES`] lines per [`PERIOD`], and counts the lines that are omitted.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
@@ -40,8 +42,8 @@ pub(super) struct LineRateLimit {
 // === impl SessionLogId ===
 
 impl SessionLogId {
-    /// Returns the hash of a session id. It is stable within this process only.
-    pub(super) fn of(id: &str) -> Self {
+    /// Hashes a session id. The hash is only stable within this process.
+    pub(super) fn new(id: &str) -> Self {
         Self(SessionIds::Hashed.display(id).unwrap_or_default().into())
     }
 }
@@ -55,7 +57,9 @@ impl fmt::Display for SessionLogId {
 // === impl LineRateLimit ===
 
 impl LineRateLimit {
-    /// Admits a line and returns how many lines were omitted before it. Returns `None` if this line must be omitted.
+    /// Admits a line and returns how many lines have been omitted before it.
+    ///
+    /// Returns `None` if this line must be omitted as well.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + PERIOD) {
             self.since = Some(now);
@@ -69,7 +73,7 @@ impl LineRateLimit {
         Some(std::mem::take(&mut self.omitted))
     }
 
-    /// Logs a line that is not a message, unless the rate is exceeded.
+    /// Logs a line that is not a message, unless the rate limit has been exceeded.
     pub(super) fn log_unparsed(&mut self, session: &SessionLogId, kind: &str, line: &[u8]) {
         if let Some(omitted) = self.admit(Instant::now()) {
             let excerpt = sanitize(line, MAX_EXCERPT);
@@ -79,7 +83,7 @@ impl LineRateLimit {
     }
 }
 
-/// Logs the lines of stderr until it is closed or cannot be read.
+/// Logs lines from stderr until it is closed or cannot be read.
 pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
     let (mut lines, mut rate) = (Lines::new(MAX_LINE_BYTES), LineRateLimit::default());
     loop {
@@ -123,8 +127,8 @@ mod tests {
 
     #[test]
     fn the_log_id_of_a_session_is_a_short_stable_hash() {
-        assert_eq!(SessionLogId::of("abc"), SessionLogId::of("abc"));
-        assert_ne!(SessionLogId::of("abc"), SessionLogId::of("abd"));
-        assert_eq!(SessionLogId::of("abc").to_string().len(), 8);
+        assert_eq!(SessionLogId::new("abc"), SessionLogId::new("abc"));
+        assert_ne!(SessionLogId::new("abc"), SessionLogId::new("abd"));
+        assert_eq!(SessionLogId::new("abc").to_string().len(), 8);
     }
 }

@@ -1,4 +1,4 @@
-//! How a process is stopped, and how its session has ended.
+//! How a session's process is stopped, and how the session has ended.
 
 use std::{convert::Infallible, pin::Pin, time::Duration};
 
@@ -8,25 +8,25 @@ use tokio::time::timeout;
 
 use super::{process::Group, session::EndReason};
 
-/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
+/// How long a process has to exit after its stdin has been closed, and again after SIGTERM.
 ///
-/// A shutdown of the proxy has its own limit. This is also the limit of the wait for a killed process.
+/// A shutdown of the proxy has a limit of its own. This is also how long to wait for a killed process to exit.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a session ended.
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) reason: EndReason,
-    /// The process ended before its first answer, and the session was not stopped.
+    /// Whether the process ended before its first answer, and the session was not stopped.
     pub(super) failed_to_start: bool,
-    /// The process had to be killed with SIGKILL.
+    /// Whether the process had to be killed with SIGKILL.
     pub(super) was_killed: bool,
 }
 
-/// What it took to end a process.
+/// What it took to make a process exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessEnd {
-    /// Nothing or the end of its stdin.
+    /// Nothing, or closing its stdin.
     Exited,
     /// SIGTERM.
     Terminated,
@@ -34,16 +34,17 @@ pub(super) enum ProcessEnd {
     Killed,
 }
 
-/// Completes the work, and then stays pending.
+/// Runs `work` to completion, then stays pending.
 pub(super) async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
     work.await;
     std::future::pending().await
 }
 
-/// Stops a process whose stdin is closed: with SIGTERM, and then with SIGKILL. Returns what it took.
+/// Stops a process whose stdin is closed, and returns what that took.
 ///
-/// A wrapper such as `npx` exits at once, and the server behind it may have a handler for SIGTERM. So the descendants also get SIGTERM
-/// and its time. `output` ends once none of them has the pipes. If the process has exited on its own, its descendants get no time.
+/// This sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits at once, while the server behind it may have a handler for
+/// SIGTERM, so the descendants also get SIGTERM and the time to handle it. `output` ends once none of them holds the pipes any
+/// more. If the process has exited on its own, its descendants get no time.
 pub(super) async fn stop_process(
     group: &mut Group,
     reason: EndReason,
@@ -68,7 +69,7 @@ pub(super) async fn stop_process(
                 never = then_pending(output.as_mut()) => match never {},
             };
             if has_exited && reason == EndReason::Closed {
-                // The pipes of a process close a little before the process exits.
+                // A process's pipes close shortly before the process exits.
                 return ProcessEnd::Exited;
             }
             group.signal(Signal::TERM);
@@ -83,6 +84,6 @@ pub(super) async fn stop_process(
         }
     }
     group.signal(Signal::KILL);
-    let _late = timeout(STOP_TIMEOUT, group.wait_for_exit()).await;
+    let _ = timeout(STOP_TIMEOUT, group.wait_for_exit()).await;
     ProcessEnd::Killed
 }

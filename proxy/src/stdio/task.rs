@@ -1,4 +1,4 @@
-//! The task of a session: it owns the process, reads its output, and enforces deadlines.
+//! A session's task, which owns the process, reads its output, and enforces deadlines.
 
 use std::{pin::pin, time::Duration};
 
@@ -27,29 +27,31 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// How long output is read after the process group was killed: 0.5 s. A process outside the group may still hold the pipes.
+/// How long output is read after the process group has been killed.
+///
+/// A process outside the group might still hold the pipes.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a session may be unused after `initialize`: 60 s.
+/// How long a session may be unused after `initialize`.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Minimum time for which a process counts as blocked: 1 ms. Shorter waits are ignored.
+/// How long a process must be blocked for it to count. Shorter waits are ignored.
 const MIN_BLOCKED: Duration = Duration::from_millis(1);
 
-/// Interval of the checks of a session whose process is blocked: 100 ms.
+/// How often a session is checked while its process is blocked.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Minimum lateness of a check that shows that the proxy stalled: 100 ms.
+/// How late a check must be to show that the proxy has stalled.
 ///
 /// For example, the proxy stalls while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
-/// Interval of the checks of a session with a cancelled call: 100 ms.
+/// How often a session with a cancelled call is checked.
 ///
-/// Chosen because the part of a stall before the next check goes unnoticed.
+/// The part of a stall before the next check is not noticed, so checks have to be frequent.
 const CANCELLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The error for a client whose answer still waits for room when the session ends.
+/// The error for a client whose answer is still waiting for room when the session ends.
 const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
@@ -65,7 +67,7 @@ struct EndOnDrop<'a>(&'a Stream);
 // === impl Session ===
 
 impl Session {
-    /// Runs the session to its end. When it returns, the process group has been killed.
+    /// Runs the session until it ends. By the time this returns, the process group has been killed.
     pub(super) async fn run(
         &self,
         mut group: Group,
@@ -84,7 +86,7 @@ impl Session {
             let writing = input_writer.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // `writing` is polled before `stop`. So queued messages that the pipe has room for, such as a cancel, are
+                // `writing` is polled before `stop`, so that queued messages for which the pipe has room, such as a cancel, are
                 // written before stdin is closed.
                 biased;
                 () = group.wait_for_exit() => EndReason::Exited,
@@ -100,7 +102,7 @@ impl Session {
             stop_process(&mut group, reason, pin!(output)).await
         };
         group.signal(Signal::KILL);
-        let _late = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
+        let _ = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
         let status = match timeout(STOP_TIMEOUT, group.reap()).await {
             Ok(Ok(status)) => exit_text(status),
             Ok(Err(error)) => error.to_string(),
@@ -111,7 +113,7 @@ impl Session {
             state.stopped.is_none() && !state.has_answered
         };
         let reason = match (reason, process_end) {
-            // The pipes of a process close a little before the process exits.
+            // A process's pipes close shortly before the process exits.
             (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
             _ => reason,
         };
@@ -153,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Reads the output of the server to its end.
+    /// Reads the server's output until it ends.
     async fn read_output(&self, mut stdout: ChildStdout) {
         let (mut lines, mut rate) = (Lines::default(), LineRateLimit::default());
         loop {
@@ -170,7 +172,7 @@ impl Session {
         }
     }
 
-    /// Handles one line: a message, a batch, or text that is logged. A line may wait for a client to read.
+    /// Handles one line: a message, a batch, or text to log. This may wait for a client to read.
     async fn handle_line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
             Line::Whole(text) => single_line(text),
@@ -197,9 +199,10 @@ impl Session {
         }
     }
 
-    /// Handles one message. The messages of a batch are handled one by one, because they may belong to several calls.
+    /// Handles one message.
     ///
-    /// JSON without a version is no message: some servers log JSON to their stdout, with members such as `id` and `error`.
+    /// A batch's messages are handled one by one, because they may belong to different calls. JSON without a version is not a
+    /// message, because some servers log JSON to their stdout, with members such as `id` and `error`.
     async fn handle_message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
@@ -228,8 +231,8 @@ impl Session {
         };
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message refers to no call. The client has disconnected from the stream of the open call. It reads the
-            // standalone stream, or cannot resume that of the call.
+            // The message does not refer to a call, and the client has disconnected from the open call's stream. It either reads
+            // the standalone stream, or cannot resume the call's.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -240,16 +243,16 @@ impl Session {
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Dropped => {
-                return debug!(mcp.session.id = %self.log_id, "dropped a message of the MCP server that belongs to no open call");
+                return debug!(mcp.session.id = %self.log_id, "dropped a message from the MCP server that belongs to no open call");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
-        // The event may wait long for room, so only one copy of its text is kept.
+        // The event may have to wait a long time for room, so only one copy of its text is kept.
         drop(text);
-        // The event store logs a refused event and has ended its call.
+        // If the event store refuses an event, it logs this and ends the event's call.
         let before = Instant::now();
-        let _pushed = self.backpressure.wait(stream.push(event)).await;
+        let _ = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
         if is_answer {
             stream.end();
@@ -257,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Records for how long the process was blocked.
+    /// Records how long the process was blocked.
     fn add_blocked_time(&self, blocked: Duration) {
         if blocked < MIN_BLOCKED {
             return;
@@ -268,7 +271,9 @@ impl Session {
         self.changed.notify_one();
     }
 
-    /// Ends the call of an answer that cannot be forwarded with an error. Does nothing else if no call has the id.
+    /// Ends a call with an error, because its answer cannot be forwarded.
+    ///
+    /// If no call has the id, this only records that the server has answered.
     fn on_answer_lost(&self, call: &IdKey, reason: &str) {
         let route = {
             let mut state = self.state();
@@ -280,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Enforces the deadlines of calls and of the session. Returns why the session ends.
+    /// Enforces the deadlines of the calls and the session, and returns why the session ends.
     async fn enforce_deadlines(&self) -> EndReason {
         loop {
             let next = {
@@ -289,7 +294,7 @@ impl Session {
                 let is_blocked = self.backpressure.is_on();
                 let due = state.routes.due(now, is_blocked);
                 let (idle, reason) = self.idle_at(&mut state, now);
-                // Checked well within the lost timeout, because the client may disconnect at any time.
+                // Check well within the lost timeout, because the client may disconnect at any time.
                 let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
                 let next = state.routes.next_due().map_or(next, |due| {
                     due.min(next).min(now + CANCELLED_CHECK_INTERVAL)
@@ -307,7 +312,7 @@ impl Session {
                 };
                 let mut remaining = Vec::new();
                 if end_reason == Some(reason) {
-                    // Calls are started under the same lock, so none starts in between.
+                    // Calls are started under the same lock, so none can start in between.
                     state.stopped.get_or_insert(reason);
                     remaining = state.routes.end();
                 }
@@ -316,7 +321,7 @@ impl Session {
                     stream.end_cancelled();
                 }
                 if let Some(reason) = end_reason {
-                    // The streams of cancelled calls, or of an `initialize` whose client has disconnected.
+                    // These are the streams of cancelled calls, or of an `initialize` whose client has disconnected.
                     for stream in remaining {
                         stream.end_with_error(SERVER_ERROR, reason.text());
                     }
@@ -334,8 +339,8 @@ impl Session {
 
     /// Excludes a stall from all timeouts if the check that was due at `due` is late.
     ///
-    /// The timeouts of the session start again, and those of cancelled calls are extended by the lateness. Requests that arrived
-    /// during the stall are unread, and the process may have stalled as well.
+    /// The session's timeouts start again, and those of cancelled calls are extended by the lateness: requests that arrived
+    /// during the stall have not been read yet, and the process may have stalled as well.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
         let lateness = now.saturating_duration_since(due);
@@ -346,7 +351,9 @@ impl Session {
         }
     }
 
-    /// Returns when the session will have been unused for too long, and why it ends then. Marks a session in use as used now.
+    /// Returns when the session will have been unused for too long, and why it will end then.
+    ///
+    /// This marks a session that is in use as used now.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
         let timeout = if state.was_used {
             self.timeouts.idle
@@ -359,8 +366,8 @@ impl Session {
             (timeout, EndReason::Idle)
         };
         if self.is_working(state) || self.standalone.is_attached() {
-            // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
-            // timeout after this use has ended.
+            // Check again after a quarter of the timeout, so that the session ends between three quarters of the timeout and the
+            // whole timeout after this use has ended.
             state.last_used = now.max(state.last_used);
             return (now + timeout / 4 + Duration::from_millis(1), reason);
         }
@@ -372,7 +379,7 @@ impl Session {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        // Adds no error to a stream that is answered or has ended.
+        // Adds no error to a stream that has been answered or has already ended.
         self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
 }

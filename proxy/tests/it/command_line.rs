@@ -42,7 +42,7 @@ fn error_of(args: &[&str]) -> String {
 #[test]
 fn without_a_server_the_error_names_the_options_for_one() {
     let text = error_of(&[]);
-    assert!(text.contains("--upstream with the URL"), "{text}");
+    assert!(text.contains("give its URL with --upstream"), "{text}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_wrong_option_is_named_with_the_nearest() {
             "--admin=127.0.0.1:8000",
             "--listen 127.0.0.1:8000 and --admin 127.0.0.1:8000 have the same port",
         ),
-        ("--admin=0.0.0.0:8000", "give --admin another one"),
+        ("--admin=0.0.0.0:8000", "choose another one for --admin"),
         ("--demo", "--demo' cannot be used with"),
         ("--session-timeout=10000000000000000000s", ""),
         ("--host=0.0.0.0", "--allow-host"),
@@ -248,7 +248,7 @@ async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
         program.signal(Signal::TERM);
         let (_, line) = program.ended().await;
         assert_eq!(
-            line.contains("of 3s is shorter than 4s"),
+            line.contains("the grace of 3s") && line.contains("is shorter than 4s"),
             is_short,
             "{option}: {line}"
         );
@@ -403,8 +403,9 @@ fn a_port_in_use_is_named_with_its_option() {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let (code, text) = Program::run(Program::command(&args));
         assert_eq!(code, Some(1), "{text}");
-        let expected =
-            format!("another program listens on {addr}: choose a free port with {option}");
+        let expected = format!(
+            "another program is already listening on {addr}: choose a free port with {option}"
+        );
         assert!(text.contains(&expected), "{text}");
     }
 }
@@ -443,7 +444,11 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         ("drain = [[1]]\n", 1, "`drain` must be a string"),
         ("drain = \"8s\"\ndrain = \"9s\"\n", 2, "duplicate key"),
         ("\n\nlisten = 127.0.0.1\n", 3, ""),
-        ("config = \"other.toml\"\n", 1, "on the command line only"),
+        (
+            "config = \"other.toml\"\n",
+            1,
+            "only allowed on the command line",
+        ),
     ] {
         let file = File::new("typo", text);
         let message = error_of(&[UPSTREAM, &file.option()]);
@@ -698,7 +703,7 @@ async fn each_disconnect_and_each_cancel_is_logged_and_text_of_clients_stays_on_
     .await
     .expect("no panic");
     assert!(
-        lines[0].contains("client disconnected, its call waits for a resume"),
+        lines[0].contains("client disconnected, call is waiting for it to resume"),
         "{lines:?}"
     );
     assert!(
@@ -765,7 +770,7 @@ async fn a_call_that_is_ambiguous_is_logged_once() {
         assert_eq!(lines.count(), 1, "{log}");
     }
     assert_eq!(
-        log.matches("does not cancel such a request").count(),
+        log.matches("does not cancel such requests").count(),
         2,
         "{log}"
     );

@@ -1,6 +1,6 @@
-//! Reads which request a message from the server answers.
+//! Reads which request a server's message answers.
 
-use super::{Cursor, Params, ParseFailure, id, parse_members};
+use super::{Cursor, Params, ParseFailure, parse_id, parse_members};
 use crate::call::RequestId;
 
 /// The request that a message answers.
@@ -10,10 +10,10 @@ pub(crate) enum Answers {
     Nothing,
     /// The request with this id.
     One(RequestId),
-    /// The message may be a response to an unknown request.
+    /// The message may be the response to an unknown request.
     ///
     /// [`BadId`] means a response without a usable id. The id `null` stands for a request whose id the server could not read (JSON-RPC
-    /// 2.0, section 5). The other failures are those of a POST body.
+    /// 2.0, section 5). The other failures are the same as for a POST body.
     ///
     /// [`BadId`]: ParseFailure::BadId
     Ambiguous(ParseFailure),
@@ -21,13 +21,13 @@ pub(crate) enum Answers {
 
 /// Reads which request `data`, a complete message, answers.
 ///
-/// The rules are those of [`read`](super::read), so that the same text is the same id in both
-/// directions. The values of a message with a `method` are skipped.
+/// The rules are the same as for [`read`](super::read), so that the same text is the same id in both directions. The values of a
+/// message with a `method` are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
-    message(data).unwrap_or_else(Answers::Ambiguous)
+    try_answers(data).unwrap_or_else(Answers::Ambiguous)
 }
 
-fn message(data: &[u8]) -> Result<Answers, ParseFailure> {
+fn try_answers(data: &[u8]) -> Result<Answers, ParseFailure> {
     let mut cursor = Cursor::new(data);
     if cursor.next_byte().is_none() {
         return Ok(Answers::Nothing);
@@ -37,7 +37,7 @@ fn message(data: &[u8]) -> Result<Answers, ParseFailure> {
         Some(_) => Answers::Nothing,
         None => members
             .id
-            .map_or(Err(ParseFailure::BadId), id)
+            .map_or(Err(ParseFailure::BadId), parse_id)
             .map(Answers::One)?,
     };
     cursor.expect_end()?;

@@ -1,13 +1,13 @@
-//! Decodes ids as rmcp does.
+//! Decodes ids the way rmcp does.
 
 use serde_json::{Number, Value};
 
 use crate::{call::RequestId, envelope::ParseFailure};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
-pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
-    // Only strings and numbers reach `serde_json`. If any crate of the build enables its `arbitrary_precision` or `raw_value`, it
-    // also reads some objects as numbers.
+pub(super) fn parse_id(span: &[u8]) -> Result<RequestId, ParseFailure> {
+    // Only strings and numbers reach `serde_json`, because it also reads some objects as numbers if any crate in the build enables its
+    // `arbitrary_precision` or `raw_value`.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
         return Err(ParseFailure::BadId);
     }
@@ -24,9 +24,9 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     }
 }
 
-/// Parses a number that has only digits. Returns `None` for any other text.
+/// Parses a number that consists only of digits. Returns `None` for any other text.
 ///
-/// Also returns `None` for more than 18 digits, which may not fit an `i64`.
+/// Also returns `None` for more than 18 digits, which might not fit an `i64`.
 fn digits(span: &[u8]) -> Option<i64> {
     if span.len() > 18 {
         return None;
@@ -37,11 +37,12 @@ fn digits(span: &[u8]) -> Option<i64> {
     })
 }
 
-/// Returns the integer value of a number, or `None` if it is uncertain or not an `i64`.
+/// Returns a number's integer value, or `None` if it is uncertain or not an `i64`.
 ///
-/// An integer in float form counts only below 2^53, because from there on, several integers share one `f64`. One check goes beyond rmcp's.
-/// Unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads `9007199254740991.0` as
-/// the integer before it, and `950884728136105.9` as an integer. If `std` parses another number, the client may do so too.
+/// An integer in float form only counts below 2^53, because from there on, several integers share one `f64`. One check is stricter than
+/// rmcp's: unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads
+/// `9007199254740991.0` as the integer before it, and `950884728136105.9` as an integer. If `std` parses a different number, so may
+/// the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {

@@ -364,7 +364,7 @@ fn malformed_text_that_is_used_is_unknown() {
             );
         }
         for text in [&b"\\x"[..], b"\\ud800", b"\\u12", b"\\udc00\\ud800"] {
-            // In a key, a single escape makes the body unknown.
+            // In a key, even a single escape makes the body unknown.
             let reason = read(&body(text)).unwrap_err();
             assert!(
                 matches!(reason, ParseFailure::NotJson | ParseFailure::EscapedKey),
@@ -428,7 +428,7 @@ fn a_doubtful_id_is_unknown() {
     ] {
         assert_eq!(id_in(id), Err(ParseFailure::BadId), "{id}");
     }
-    // `serde_json` has no number for it, or with `arbitrary_precision` one that is not finite.
+    // `serde_json` has no number for this id or, with `arbitrary_precision`, one that is not finite.
     assert!(id_in("1e999").is_err());
 }
 
@@ -613,7 +613,7 @@ fn every_reason_has_its_own_text() {
     }
 }
 
-// Properties, compared with a reading of the whole body by `serde_json`.
+// Properties, compared with how `serde_json` reads the whole body.
 
 proptest! {
     #![proptest_config(ProptestConfig {
@@ -697,7 +697,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
             prop_assert_eq!(Some(message), reference(&whole), "{}", shown);
         }
         (Ok(_), Err(_)) => {
-            // Only skipped text can be wrong: without it the body is JSON.
+            // Only skipped text can be malformed, so without it, the body is JSON.
             let bare = without_text(body);
             prop_assert!(
                 serde_json::from_slice::<IgnoredAny>(&bare).is_ok(),
@@ -709,7 +709,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
             prop_assert!(whole.is_err(), "{}", shown);
         }
         (Err(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _) | (Err(_), Err(_)) => {}
-        // `serde_json` may have misread a float. The reference cannot detect that, because it has no text.
+        // `serde_json` may have misread a float, which the reference cannot detect, because it does not have the text.
         (Err(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
         (Err(_), Ok(whole)) => prop_assert_eq!(None, reference(&whole), "{}", shown),
     }
@@ -764,7 +764,7 @@ fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-// The reference, which uses neither spans nor a cursor. Its rule for ids is that of rmcp.
+// The reference, which uses neither spans nor a cursor. Its rule for ids is rmcp's.
 
 fn reference(whole: &Value) -> Option<Message<'_>> {
     let message = whole.as_object().filter(|object| has_plain_keys(object))?;
@@ -844,7 +844,7 @@ fn has_float_id(message: &Value) -> bool {
     message["id"].is_f64()
 }
 
-// Inputs of the properties.
+// Inputs for the properties.
 
 fn body() -> impl Strategy<Value = Value> {
     prop_oneof![
@@ -886,7 +886,7 @@ fn message() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Messages as a server sends them: more responses than anything else.
+/// Messages as a server would send them: mostly responses.
 fn answer_data() -> impl Strategy<Value = Value> {
     let kind = prop_oneof![2 => Just("result"), 1 => Just("error"), 1 => Just("method")];
     (message(), kind, json_value()).prop_map(|(mut message, kind, value)| {
@@ -923,7 +923,7 @@ fn params_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Usually a value of the expected kind, and sometimes any other value.
+/// Usually a value of the expected kind, and sometimes some other value.
 fn mostly<T: Into<Value>>(usual: impl Strategy<Value = T>) -> impl Strategy<Value = Value> {
     prop_oneof![9 => usual.prop_map(Into::into), 1 => json_value()]
 }
@@ -933,7 +933,7 @@ fn id_value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         any::<i32>().prop_map(|id| Value::from(f64::from(id))),
         any::<u64>().prop_map(Value::from),
-        // Small enough that `serde_json` does not misread one of these as an integer.
+        // Small enough that `serde_json` does not misread any of these as an integer.
         (-1e6..1e6).prop_map(Value::from),
         ".{0,6}".prop_map(Value::from),
         "[0-9]{1,3}".prop_map(Value::from),
@@ -1038,7 +1038,7 @@ impl Damage {
 
 /// Writes a value in one of many layouts.
 ///
-/// A layout is compact or pretty, or has members in any order, white space anywhere and needless escapes in values.
+/// The layout is compact or pretty, or has members in any order, white space anywhere and needless escapes in values.
 struct Printer {
     out: String,
     seed: u64,
@@ -1128,7 +1128,7 @@ impl Printer {
     }
 }
 
-// Helpers of the tables.
+// Helpers for the tables.
 
 fn plain_request(id: i64, method: &str) -> Request<'_> {
     Request {

@@ -36,7 +36,7 @@ struct CountingManager {
 }
 
 impl CountingManager {
-    fn of(scope: u64) -> Self {
+    fn new(scope: u64) -> Self {
         let cancels = AtomicUsize::new(0);
         Self { scope, cancels }
     }
@@ -53,7 +53,7 @@ impl Canceller for CountingManager {
     }
 }
 
-/// Counts the cancels of a call that no session manager binds.
+/// Counts the cancels of a call that no session manager has bound.
 #[derive(Default)]
 struct CountingReplay(AtomicUsize);
 
@@ -70,13 +70,13 @@ impl Canceller for CountingReplay {
 
 const BODY: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
 
-/// An exchange whose body was not parsed.
-fn unparsed(registry: &Arc<Registry>) -> Arc<Exchange> {
-    request_of(registry, Method::POST, None)
+/// Returns an exchange whose body has not been parsed.
+fn unparsed_exchange(registry: &Arc<Registry>) -> Arc<Exchange> {
+    session_request(registry, Method::POST, None)
 }
 
-/// A request of the session.
-fn request_of(
+/// Returns the exchange of a request in session "s".
+fn session_request(
     registry: &Arc<Registry>,
     method: Method,
     last_event_id: Option<&str>,
@@ -91,13 +91,13 @@ fn request_of(
         options: Options::default(),
         registry: registry.clone(),
     });
-    let headers = McpHeaders::of(request.headers());
+    let headers = McpHeaders::from_map(request.headers());
     Arc::new(Exchange::new(shared, &request, &headers))
 }
 
-/// An exchange whose call was parsed from its body.
-fn parsed(registry: &Arc<Registry>) -> Arc<Exchange> {
-    let exchange = unparsed(registry);
+/// Returns an exchange whose call has been parsed from its body.
+fn parsed_exchange(registry: &Arc<Registry>) -> Arc<Exchange> {
+    let exchange = unparsed_exchange(registry);
     read_body(&exchange);
     exchange
 }
@@ -110,23 +110,23 @@ fn read_body(exchange: &Arc<Exchange>) {
     assert!(exchange.info().is_some());
 }
 
-fn typed() -> CallInfo {
+fn typed_call() -> CallInfo {
     let mut call = CallInfo::new(RequestId::Number(1), "tools/call");
     call.set_session(Some("s".into()));
     call
 }
 
-/// Cancels a call while a session manager binds it. Returns how many cancels the manager gets.
+/// Cancels a call while a session manager is binding it. Returns how many cancels the manager gets.
 fn count_cancels_while_bound(spins: usize) -> usize {
     let registry = Arc::new(Registry::new());
-    let exchange = parsed(&registry);
+    let exchange = parsed_exchange(&registry);
     let id = exchange.info().unwrap().id();
-    let manager = Arc::new(CountingManager::of(7));
+    let manager = Arc::new(CountingManager::new(7));
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         let bound = scope.spawn(|| {
             barrier.wait();
-            exchange.bind(typed(), manager.clone(), || 0)
+            exchange.bind(typed_call(), manager.clone(), || 0)
         });
         barrier.wait();
         for _ in 0..spins {
@@ -141,12 +141,11 @@ fn count_cancels_while_bound(spins: usize) -> usize {
     manager.cancels.load(Ordering::Relaxed)
 }
 
-/// Binds a call that was parsed from its body, while another thread looks it up. Returns `true` if every lookup
-/// succeeds.
+/// Binds a call that was parsed from its body while another thread looks it up. Returns `true` if every lookup succeeds.
 fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
-    let exchange = unparsed(&registry);
+    let exchange = unparsed_exchange(&registry);
     exchange.set_replay(Arc::new(CountingReplay::default()));
     read_body(&exchange);
     let id = exchange.info().unwrap().id();
@@ -157,7 +156,7 @@ fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Syn
             (0..50).all(|_| finds_call(&calls, id))
         });
         barrier.wait();
-        exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
+        exchange.bind(typed_call(), Arc::new(CountingManager::new(7)), || 0);
         seen.join().unwrap()
     })
 }
@@ -180,17 +179,17 @@ fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
     }
 }
 
-/// An injection that could hit a call that is not accepted yet waits until that is decided.
+/// An injection that could hit another call waits until that call is accepted or has ended.
 #[test]
 fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     let registry = Arc::new(Registry::new());
-    let exchange = unparsed(&registry);
+    let exchange = unparsed_exchange(&registry);
     exchange.set_replay(Arc::new(CountingReplay::default()));
     read_body(&exchange);
     let id = exchange.info().unwrap().id();
     let mut wait = pin!(exchange.wait_until_accepted_or_ended(id));
     assert!(wait.as_mut().now_or_never().is_none());
-    let bound = exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
+    let bound = exchange.bind(typed_call(), Arc::new(CountingManager::new(7)), || 0);
     assert_eq!(bound.unwrap().id, id);
     exchange.set_pending_cancel(PendingCancel::None);
     assert!(
@@ -198,21 +197,21 @@ fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
             .with_session(|session| session.is_unaccepted(id))
             .unwrap()
     );
-    assert!(wait.now_or_never().is_some(), "the task still waits");
+    assert!(wait.now_or_never().is_some(), "the task is still waiting");
 }
 
-/// Binds the call twice, as two nested session managers do.
+/// Binds the call twice, as two nested session managers would.
 #[test]
 fn a_call_that_two_session_managers_bind_ends() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
         let exchange = if !is_read_first {
-            unparsed(&registry)
+            unparsed_exchange(&registry)
         } else {
-            parsed(&registry)
+            parsed_exchange(&registry)
         };
-        let outer = exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
-        let inner = exchange.bind(typed(), Arc::new(CountingManager::of(8)), || 0);
+        let outer = exchange.bind(typed_call(), Arc::new(CountingManager::new(7)), || 0);
+        let inner = exchange.bind(typed_call(), Arc::new(CountingManager::new(8)), || 0);
         let id = outer.unwrap().id;
         assert_eq!(inner.unwrap().id, id);
         exchange.on_dispatched(id);
@@ -223,13 +222,13 @@ fn a_call_that_two_session_managers_bind_ends() {
     }
 }
 
-/// Drains while a session manager binds a call, which is answered after that.
-fn drained_while_bound(spins: usize) -> DrainReport {
+/// Drains while a session manager is binding a call that is answered afterwards.
+fn drain_while_bound(spins: usize) -> DrainReport {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
-    let exchange = parsed(&registry);
+    let exchange = parsed_exchange(&registry);
     let id = exchange.info().unwrap().id();
-    let manager = Arc::new(CountingManager::of(7));
+    let manager = Arc::new(CountingManager::new(7));
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         let drained = scope.spawn(|| {
@@ -242,7 +241,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        exchange.bind(typed(), manager, || 0);
+        exchange.bind(typed_call(), manager, || 0);
         exchange.on_dispatched(id);
         for _ in 0..100 {
             thread::yield_now();
@@ -255,12 +254,12 @@ fn drained_while_bound(spins: usize) -> DrainReport {
 #[test]
 fn a_drain_waits_for_a_call_that_a_session_manager_binds_in_the_meantime() {
     for round in 0..2_000 {
-        let report = drained_while_bound(round % 1_000);
+        let report = drain_while_bound(round % 1_000);
         assert_eq!(report.cancelled, 0, "round {round}");
     }
 }
 
-/// The server gets the request after the cancel. Only the session manager can cancel the call there.
+/// The server gets the request after the cancel. By then, only the session manager can cancel the call.
 #[test]
 fn a_call_cancelled_during_its_bind_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
@@ -298,12 +297,12 @@ impl StreamHandle for SentCount {
     fn close(&self) {}
 }
 
-/// Returns an accepted call that no session manager binds. It has one event if `event` is set.
-fn streamed(
+/// Returns an accepted call that no session manager has bound. It has one event if `event` is set.
+fn streamed_call(
     registry: &Arc<Registry>,
     event: bool,
 ) -> (Arc<Exchange>, Arc<CountingReplay>, Option<Box<Tap>>) {
-    let exchange = unparsed(registry);
+    let exchange = unparsed_exchange(registry);
     let replay = Arc::new(CountingReplay::default());
     if exchange.may_need_replay() {
         exchange.set_replay(replay.clone());
@@ -321,11 +320,11 @@ fn streamed(
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_on_a_path_keeps_its_call() {
     let registry = Arc::new(Registry::new());
-    let (exchange, _, tap) = streamed(&registry, true);
+    let (exchange, _, tap) = streamed_call(&registry, true);
     let id = exchange.info().unwrap().id();
     exchange.on_dropped(DetachCause::Disconnected, tap);
     assert!(exchange.is_detached(id));
-    let resume = request_of(&registry, Method::GET, Some("1"));
+    let resume = session_request(&registry, Method::GET, Some("1"));
     let _stream = resume.on_head(Head::Stream { readable: true });
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(exchange.signal.reason(), None);
@@ -335,7 +334,7 @@ async fn a_client_that_resumes_on_a_path_keeps_its_call() {
 #[tokio::test(start_paused = true)]
 async fn the_server_of_a_path_gets_the_cancel_of_a_disconnect() {
     let registry = Arc::new(Registry::new());
-    let (exchange, replay, tap) = streamed(&registry, false);
+    let (exchange, replay, tap) = streamed_call(&registry, false);
     exchange.on_dropped(DetachCause::Disconnected, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(
@@ -352,16 +351,16 @@ async fn the_server_of_a_path_gets_the_cancel_of_a_disconnect() {
 #[test]
 fn a_delete_ends_the_calls_of_its_session_on_its_path() {
     let registry = Arc::new(Registry::new());
-    let (exchange, ..) = streamed(&registry, true);
-    let delete = request_of(&registry, Method::DELETE, None);
+    let (exchange, ..) = streamed_call(&registry, true);
+    let delete = session_request(&registry, Method::DELETE, None);
     let _body = delete.on_head(Head::Answer);
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
-/// Returns a call that a session manager with scope `scope` has bound, with an event of rmcp.
-fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
-    let exchange = unparsed(registry);
-    let id = exchange.bind(typed(), Arc::new(CountingManager::of(scope)), || 0);
+/// Returns a call that a session manager with this scope has bound, with an event from rmcp.
+fn bound_call(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
+    let exchange = unparsed_exchange(registry);
+    let id = exchange.bind(typed_call(), Arc::new(CountingManager::new(scope)), || 0);
     let id = id.unwrap().id;
     exchange.on_dispatched(id);
     let _body = exchange.on_head(Head::Stream { readable: true });
@@ -378,7 +377,7 @@ fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
 
 /// Returns two managers that both have the session.
 ///
-/// They are like those of two services that restore from one store, or share an inner manager.
+/// They resemble the managers of two services that restore from the same store or share an inner manager.
 fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
     let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));
@@ -392,11 +391,11 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
 /// The call is in scope 8. Its client resumes within the grace, and the resume is answered a second later.
 async fn a_pending_resume_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
-    let (exchange, attachment) = bound(&registry, 8);
+    let (exchange, attachment) = bound_call(&registry, 8);
     attachment.detach(DetachCause::Disconnected, false);
     assert!(exchange.is_detached(attachment.id));
     tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
-    let _resume = request_of(&registry, Method::GET, Some("0/0"));
+    let _resume = session_request(&registry, Method::GET, Some("0/0"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.attach(attachment.id).is_some());
@@ -412,12 +411,12 @@ async fn a_pending_resume_keeps_the_call_of_the_second_of_two_managers() {
     a_pending_resume_keeps_the_call(7).await;
 }
 
-/// A stream resumes the call of scope 8, and the call of scope 7 is cancelled.
+/// A stream resumes the call in scope 8, and the call in scope 7 is cancelled.
 fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     let (registry, _managers) = two_managers(first);
-    let (victim, _stream) = bound(&registry, 8);
-    let (other, attachment) = bound(&registry, 7);
-    let resume = request_of(&registry, Method::GET, Some("0/0"));
+    let (victim, _stream) = bound_call(&registry, 8);
+    let (other, attachment) = bound_call(&registry, 7);
+    let resume = session_request(&registry, Method::GET, Some("0/0"));
     let _body = resume.on_head(Head::Stream { readable: true });
     let id = victim.info().unwrap().id();
     let _newest = victim.attach(id);
@@ -429,7 +428,7 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     assert_eq!(
         sent.0.load(Ordering::Relaxed),
         0,
-        "the error is that of another call"
+        "the error belongs to another call"
     );
 }
 
@@ -446,12 +445,12 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_where_its_manager_is_the_seco
 #[test]
 fn a_call_is_found_by_its_id_even_while_a_request_with_the_same_id_may_be_refused() {
     let registry = Arc::new(Registry::new());
-    let (exchange, ..) = streamed(&registry, false);
+    let (exchange, ..) = streamed_call(&registry, false);
     let id = exchange.info().unwrap().id();
     let calls = Calls::new(registry.clone());
     let request = RequestId::Number(1);
     assert_eq!(calls.find("s", &request), Some(id));
-    let refused = unparsed(&registry);
+    let refused = unparsed_exchange(&registry);
     refused.set_replay(Arc::new(CountingReplay::default()));
     read_body(&refused);
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
@@ -473,16 +472,16 @@ fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Countin
 fn a_call_answered_before_a_session_manager_binds_it_is_not_in_flight() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
-        let manager = Arc::new(CountingManager::of(7));
-        let older = unparsed(&registry);
-        let older_id = older.bind(typed(), manager.clone(), || 0).unwrap().id;
+        let manager = Arc::new(CountingManager::new(7));
+        let older = unparsed_exchange(&registry);
+        let older_id = older.bind(typed_call(), manager.clone(), || 0).unwrap().id;
         let exchange = if !is_read_first {
-            unparsed(&registry)
+            unparsed_exchange(&registry)
         } else {
-            parsed(&registry)
+            parsed_exchange(&registry)
         };
         exchange.on_answered_externally();
-        exchange.bind(typed(), manager.clone(), || 0);
+        exchange.bind(typed_call(), manager.clone(), || 0);
         // The session manager may still refuse the request: see `attempts`.
         assert!(older.is_in_flight(older_id));
         older.on_answered_externally();
@@ -490,8 +489,8 @@ fn a_call_answered_before_a_session_manager_binds_it_is_not_in_flight() {
     }
 }
 
-/// Runs `other` beside a thread that reports the answer.
-fn while_answered(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
+/// Runs `other` on another thread while this one reports the answer.
+fn race_with_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -510,13 +509,13 @@ fn while_answered(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() +
 fn a_call_answered_during_its_bind_has_ended() {
     for round in 0..2_000 {
         let registry = Arc::new(Registry::new());
-        let manager = Arc::new(CountingManager::of(7));
+        let manager = Arc::new(CountingManager::new(7));
         let exchange = match round % 2 {
-            0 => unparsed(&registry),
-            _ => parsed(&registry),
+            0 => unparsed_exchange(&registry),
+            _ => parsed_exchange(&registry),
         };
-        while_answered(&exchange, round % 500, || {
-            exchange.bind(typed(), manager.clone(), || 0);
+        race_with_answer(&exchange, round % 500, || {
+            exchange.bind(typed_call(), manager.clone(), || 0);
         });
         assert_ended(&registry, &exchange, &manager);
     }
@@ -526,12 +525,12 @@ fn a_call_answered_during_its_bind_has_ended() {
 fn a_call_that_is_answered_while_its_body_is_read_has_ended() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
-        let exchange = unparsed(&registry);
+        let exchange = unparsed_exchange(&registry);
         let mut frames = Frames::default();
         assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
         exchange.on_body_ended(Ok(frames));
-        while_answered(&exchange, round % 500, || exchange.parse_body());
-        assert_ended(&registry, &exchange, &CountingManager::of(7));
+        race_with_answer(&exchange, round % 500, || exchange.parse_body());
+        assert_ended(&registry, &exchange, &CountingManager::new(7));
     }
 }
 
@@ -539,12 +538,12 @@ fn a_call_that_is_answered_while_its_body_is_read_has_ended() {
 fn of_an_answer_and_a_deadline_one_wins() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
-        let exchange = parsed(&registry);
+        let exchange = parsed_exchange(&registry);
         let id = exchange.info().unwrap().id();
         let replays = Arc::new(CountingReplay::default());
         exchange.set_replay(replays.clone());
         let mut is_cancelled = false;
-        while_answered(&exchange, round % 500, || {
+        race_with_answer(&exchange, round % 500, || {
             is_cancelled = exchange
                 .begin_cancel(id, Cancel::now(CancelReason::TimedOut), None)
                 .is_some();
@@ -554,13 +553,13 @@ fn of_an_answer_and_a_deadline_one_wins() {
             is_cancelled,
             "round {round}"
         );
-        let sent = usize::from(is_cancelled && exchange.cancel_response().is_some());
+        let sent = usize::from(is_cancelled && exchange.cancellation_error().is_some());
         assert_eq!(usize::from(is_cancelled), sent, "round {round}");
         assert_eq!(registry.len(), 0);
     }
 }
 
-/// If a client disconnects at the same moment, the token and the clean-ups fire, or neither.
+/// If a client disconnects at the same moment, either the token and its hooks fire, or neither.
 #[test]
 fn of_an_answer_and_a_plain_disconnect_only_one_takes_effect() {
     for round in 0..1_000 {
@@ -570,11 +569,11 @@ fn of_an_answer_and_a_plain_disconnect_only_one_takes_effect() {
             options: Options::default(),
             registry,
         });
-        let headers = McpHeaders::of(request.headers());
+        let headers = McpHeaders::from_map(request.headers());
         let exchange = Arc::new(Exchange::new(shared, &request, &headers));
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());
-        while_answered(&exchange, round % 500, || {
+        race_with_answer(&exchange, round % 500, || {
             exchange.on_dropped(DetachCause::Disconnected, None);
         });
         assert_eq!(

@@ -1,6 +1,6 @@
-//! The future of a handler's method.
+//! The future that runs a handler's method.
 //!
-//! It returns the handler's result, or an error if the handler was stopped or panicked.
+//! It resolves to the handler's result, or to an error if the handler has been stopped or has panicked.
 
 use std::{
     borrow::Cow,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 pin_project! {
-    /// Polls a handler, and drops it when its [`AbortTimer`] completes. Without a timer, the handler runs to completion.
+    /// Polls a handler until its [`AbortTimer`] completes, and then drops it. Without a timer, the handler runs to completion.
     pub(super) struct AbortableFuture<F> {
         #[pin]
         handler: Option<F>,
@@ -29,7 +29,7 @@ pin_project! {
     }
 }
 
-/// The request that a handler serves.
+/// The request that a handler is serving.
 pub(super) struct RequestInfo {
     request: RequestId,
     method: Cow<'static, str>,
@@ -38,12 +38,12 @@ pub(super) struct RequestInfo {
 }
 
 pin_project! {
-    /// Completes when a handler must stop: a grace after its token fired.
+    /// Completes when a handler must stop, one grace period after its token has fired.
     pub(super) struct AbortTimer {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,
         grace: Duration,
-        // Boxed, because almost no call needs it.
+        // Boxed, because hardly any call needs it.
         sleep_until_abort: Option<Pin<Box<Sleep>>>,
     }
 }
@@ -51,7 +51,7 @@ pin_project! {
 // === impl AbortableFuture ===
 
 impl<F> AbortableFuture<F> {
-    /// Calls the method, which may panic before it returns its future.
+    /// Calls the method, which might panic even before it returns its future.
     pub(super) fn new(
         request_info: RequestInfo,
         abort_timer: Option<AbortTimer>,
@@ -74,7 +74,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // The handler is polled before the timer, so that a result in the same poll counts.
+        // The handler is polled before the timer, so that a result from the same poll still counts.
         let polled = catch_panic(|| {
             let handler = this.handler.as_mut().as_pin_mut();
             handler.map(|handler| handler.poll(cx))
@@ -99,7 +99,7 @@ where
     }
 }
 
-/// Drops a handler. Its destructors may panic, because they are the user's.
+/// Drops a handler, whose destructors are user code and might panic.
 fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
     catch_panic(|| handler.set(None));
 }
@@ -107,9 +107,10 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl RequestInfo ===
 
 impl RequestInfo {
-    /// Describes the request, and links the token of its context to the call. From then on, a cancel of the call fires that token.
+    /// Describes the request, and links the context's token to the call.
     ///
-    /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
+    /// From then on, cancelling the call fires that token. Only the context has it: rmcp creates it as a child of the token that
+    /// it keeps for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
@@ -126,7 +127,7 @@ impl RequestInfo {
         }
     }
 
-    /// Sets the tool, for handlers without a layer. With a layer, the tool is already known.
+    /// Sets the tool for a handler without a layer. With a layer, the tool is already known.
     pub(super) fn with_tool(mut self, tool: &str) -> Self {
         if self.call.is_none() {
             self.tool = Some(tool.into());

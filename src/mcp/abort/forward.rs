@@ -1,11 +1,11 @@
-//! Forwards every method of [`ServerHandler`].
+//! Forwards every [`ServerHandler`] method to the inner handler.
 //!
-//! If a method with a default body were missing here, the default would serve its requests, and the inner handler would never
-//! receive them. A test checks this list of methods against rmcp's source.
+//! If a method with a default body were missing, the default would serve its requests and the inner handler would never receive
+//! them. A test checks this list of methods against rmcp's source.
 
 #![allow(
     deprecated,
-    reason = "the handler must also get the requests that rmcp has deprecated but still serves"
+    reason = "rmcp still serves requests that it has deprecated, and the handler must receive those too"
 )]
 
 use std::borrow::Cow;
@@ -28,9 +28,9 @@ use rmcp::{
 
 use super::{AbortOnCancel, abortable_future::RequestInfo};
 
-/// Requests, one per entry.
+/// Implements the request methods, one per entry.
 ///
-/// Each entry specifies the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
+/// An entry consists of the mode (`abortable` or `protected`), the method with its parameters, its result, and its protocol name.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+
@@ -56,7 +56,7 @@ macro_rules! requests {
     };
 }
 
-/// Notifications, one per entry. They have no result.
+/// Implements the notification methods, one per entry. They have no result.
 macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(notifications!(@ $method($($params)?));)+

@@ -1,6 +1,6 @@
-//! A handler whose work is stopped when its call is cancelled.
+//! A handler wrapper that stops the handler's work when its call is cancelled.
 //!
-//! `forward` contains the methods, and defines which of them may be stopped. `abortable_future` stops them.
+//! `forward` has the methods and defines which of them may be stopped; `abortable_future` stops them.
 
 use std::time::Duration;
 
@@ -14,19 +14,20 @@ use self::abortable_future::{AbortTimer, AbortableFuture, RequestInfo};
 mod abortable_future;
 mod forward;
 
-/// How long a cancelled handler may run before it is dropped: 1 s.
+/// How long a cancelled handler may keep running before it is dropped.
 ///
-/// That is enough to check its token and to clean up.
+/// That is enough for it to check its token and clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] whose work ends after a cancel, even if it ignores its token.
+/// A [`ServerHandler`] that stops after a cancel, even if it ignores its token.
 ///
-/// rmcp fires [`RequestContext::ct`] when a call is cancelled. A handler that ignores this token keeps running, for example a
-/// `#[tool]` of another crate, or one that awaits a child process or another server.
+/// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running. Examples are
+/// a `#[tool]` from another crate, or a handler that is awaiting a child process or another server.
 ///
-/// Inside `AbortOnCancel`, a cancelled handler has one second to end on its own. Then its future is dropped at its current
-/// await point, and the destructors of everything that it owns run. That may be a `Child` with `kill_on_drop`, a lock, or a request
-/// to another server. A client that is still connected receives the error -32800. Each dropped handler is logged at level info.
+/// Inside `AbortOnCancel`, a cancelled handler has one second to finish on its own. After that, its future is dropped at its
+/// current await point, which runs the destructors of everything that it owns, such as a `Child` with `kill_on_drop`, a lock, or
+/// a request to another server. If the client is still connected, it receives the error -32800. Each dropped handler is logged at
+/// the info level.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -55,8 +56,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// # What it stops
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
-/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, two kinds of
-/// cancel do not fire `ct`: those of calls of 2026-07-28 whose events are stored, and those that could not be injected.
+/// [`CallToken`](crate::CallToken) in turn fires its handler's [`RequestContext::ct`]. Without `AbortOnCancel`, `ct` does not
+/// fire for two kinds of cancel: those for 2026-07-28 calls whose events are stored, and those that could not be injected.
 ///
 /// | stopped | runs to completion |
 /// |---|---|
@@ -65,16 +66,16 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
 /// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
-/// and such a change must not stop halfway.
+/// and such a change must not be left half done.
 ///
-/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler
-/// spawned, unless the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a
-/// clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that is blocking its thread. Nor can it stop a task that the
+/// handler has spawned, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token,
+/// or register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
-/// With rmcp alone, a handler that panics sends no answer, and its client waits until its own timeout. Here the client receives the
-/// error -32603. The panic hook runs as always, and the panic affects nothing else.
+/// With rmcp alone, a handler that panics sends no answer, so its client waits until it times out. With `AbortOnCancel`, the
+/// client receives the error -32603. The panic hook still runs, and the panic affects nothing else.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,
@@ -84,7 +85,7 @@ pub struct AbortOnCancel<H> {
 // === impl AbortOnCancel ===
 
 impl<H> AbortOnCancel<H> {
-    /// Wraps a handler. Its work is stopped 1 s after a cancel.
+    /// Wraps a handler, and stops its work 1 s after a cancel.
     pub fn new(handler: H) -> Self {
         Self {
             handler,
@@ -92,7 +93,9 @@ impl<H> AbortOnCancel<H> {
         }
     }
 
-    /// Sets how long a cancelled handler may run. With [`Duration::ZERO`], it is polled once more and then dropped.
+    /// Sets how long a cancelled handler may keep running.
+    ///
+    /// With [`Duration::ZERO`], it is polled once more and then dropped.
     pub fn after(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -133,7 +136,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         AbortableFuture::new(request_info, None, || method(&self.handler, context))
     }
 
-    /// Runs a method for a subscription. It is not stopped, because its own context fires.
+    /// Runs a method for a subscription, which is not stopped because its own context fires.
     fn subscription<'a, F>(
         &'a self,
         context: SubscriptionContext,

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An answer to a call in a session: a result as it is on the wire.
+/// An answer to a session call, with the result as it is on the wire.
 fn answer(result: Value) -> ServerJsonRpcMessage {
     let message = json!({ "jsonrpc": "2.0", "id": 7, "result": result });
     serde_json::from_value(message).unwrap()
@@ -14,7 +14,7 @@ fn retained(message: &ServerJsonRpcMessage) -> Answer {
     retain(&event, Some(&TextArena::default())).unwrap().0
 }
 
-/// Returns results that are not only a small text.
+/// Returns results that are more than a single small text.
 fn other_results() -> Vec<Value> {
     let text = |text: &str| json!({ "type": "text", "text": text });
     vec![
@@ -65,7 +65,7 @@ fn an_answer_is_restored_unchanged() {
     }
 }
 
-/// After an event with an id, the TypeScript SDK 1.x resumes even if it has the error.
+/// After an event with an id, the TypeScript SDK 1.x resumes even if it received the error.
 #[test]
 fn an_error_is_replayed_alone() {
     let error = json!({ "code": -32602, "message": "no such document" });
@@ -103,11 +103,11 @@ fn a_replay_ends_with_the_answer_although_the_store_waits_for_more() {
     assert_eq!(last, serde_json::to_value(&message).unwrap());
 }
 
-/// Returns one answer for each place that may have a text, with this text there.
-fn places(text: &str) -> Vec<Value> {
-    let with = |mut of: Value, key: &str, value: Value| {
-        of[key] = value;
-        of
+/// Returns one answer for each place that can hold a text, with this text in it.
+fn answers_with(text: &str) -> Vec<Value> {
+    let with = |mut object: Value, key: &str, value: Value| {
+        object[key] = value;
+        object
     };
     let meta = json!({ "of.a/b": text });
     let plain = json!({ "type": "text", "text": "a" });
@@ -162,9 +162,9 @@ fn places(text: &str) -> Vec<Value> {
 #[test]
 fn the_size_of_an_answer_counts_all_its_parts() {
     const LARGE: usize = 5_000_000;
-    let shown = places("…");
-    for (place, shown) in places(&"x".repeat(LARGE)).into_iter().zip(shown) {
-        let message = serde_json::from_value(place).unwrap();
+    let shown = answers_with("…");
+    for (answer, shown) in answers_with(&"x".repeat(LARGE)).into_iter().zip(shown) {
+        let message = serde_json::from_value(answer).unwrap();
         let event = ServerSseMessage::from_message(message);
         let (_, size) = retain(&event, Some(&TextArena::default())).unwrap();
         assert!(
@@ -175,7 +175,7 @@ fn the_size_of_an_answer_counts_all_its_parts() {
 }
 
 #[test]
-fn annotations_of_a_text_count_towards_the_size() {
+fn text_annotations_count_towards_the_size() {
     let annotations = json!({ "audience": vec!["user"; 100_000] });
     let block = json!({ "type": "text", "text": "a", "annotations": annotations });
     let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));

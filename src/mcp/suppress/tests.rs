@@ -61,7 +61,7 @@ fn no_message_of_a_cancelled_call_is_sent() {
 }
 
 #[test]
-fn messages_of_other_calls_are_sent() {
+fn messages_from_other_calls_are_sent() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(7, None));
     for message in [answer(8), error(8), progress(7), ping(8)] {
@@ -83,7 +83,7 @@ fn a_new_call_with_the_ids_of_a_cancelled_one_is_not_suppressed() {
         assert_eq!(
             suppressed.decide(&message),
             SendDecision::Drop,
-            "of the cancelled one"
+            "it belongs to the cancelled call"
         );
     }
 }
@@ -120,7 +120,7 @@ fn untracked_calls_count_only_while_they_run() {
         if id % 2 == 0 {
             assert_eq!(suppressed.decide(&answer(id)), SendDecision::Send);
         } else {
-            // The call was refused, or cancelled by its client.
+            // The call has been refused, or cancelled by its client.
             suppressed.forget_untracked(&RequestId::Number(id));
         }
     }
@@ -142,11 +142,11 @@ fn with_too_many_untracked_calls_nothing_is_suppressed() {
 }
 
 fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
-    let nothing = ClientResult::EmptyResult(EmptyResult {});
-    JsonRpcMessage::response(nothing, NumberOrString::Number(id))
+    let empty = ClientResult::EmptyResult(EmptyResult {});
+    JsonRpcMessage::response(empty, NumberOrString::Number(id))
 }
 
-/// Returns the sorted ids of the requests to the client that get an error as their reply.
+/// Returns the sorted ids of the requests to the client that are answered with an error.
 fn ids_of_error_replies(suppressed: &Suppressed) -> Vec<i64> {
     let replies = std::iter::from_fn(|| suppressed.error_reply());
     let ids = replies.map(|reply| match reply {
@@ -163,7 +163,7 @@ fn ids_of_error_replies(suppressed: &Suppressed) -> Vec<i64> {
 }
 
 #[test]
-fn requests_of_a_call_to_the_client_are_answered_when_it_is_cancelled() {
+fn a_cancelled_calls_requests_to_the_client_are_answered() {
     let suppressed = Suppressed::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
         assert_eq!(
@@ -242,7 +242,7 @@ fn only_the_latest_cancelled_calls_are_suppressed() {
     assert_eq!(suppressed.state().cancelled.len(), MAX_SUPPRESSED);
 }
 
-/// A long call whose client never answers: rmcp cancels each of the requests to that client.
+/// A long call whose client never answers, so that rmcp cancels each request to the client.
 #[test]
 fn a_request_to_the_client_that_its_handler_cancelled_is_removed() {
     let suppressed = Suppressed::default();

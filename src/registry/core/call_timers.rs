@@ -1,4 +1,4 @@
-//! The timers of one call in flight: its call timeout, and its grace while it is detached.
+//! An in-flight call's timers: its call timeout and, while it is detached, its grace.
 
 use std::time::Duration;
 
@@ -10,26 +10,23 @@ use crate::{
     timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
-/// Maximum time a pending resume keeps a call past the end of its grace: 5 s.
+/// Maximum time a pending resume keeps a call running past the end of its grace.
 ///
-/// Chosen because an inner service answers a GET much sooner, and an orphan may run for another 5 s without harm.
+/// An inner service answers a GET much sooner, and it does no harm if an orphan runs for another 5 s.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
+/// Maximum lateness at which an expired grace is acted on at once. tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of empty resumes in a row that renew the grace: 20.
+/// Maximum number of empty resumes in a row that renew the grace.
 ///
-/// A resume is empty if it brought no event or was turned away.
-///
-/// That is a minute for a client that polls every 3 s.
+/// A resume is empty if it brought no event or was turned away. For a client that polls every 3 s, this amounts to a minute.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 
 /// The state of a detached call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachedState {
-    /// The call is cancelled at `deadline` if it is still detached then. `retry` is how long its client
-    /// waits before it resumes.
+    /// The call is cancelled at `deadline` if it is still detached by then. `retry` is how long its client waits before it resumes.
     GraceUntil { deadline: Instant, retry: Duration },
     /// The call keeps running, and its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
@@ -40,51 +37,50 @@ pub(crate) enum DetachedState {
     },
 }
 
-/// The timers of a call.
 #[derive(Debug, Default)]
 pub(super) struct CallTimers {
-    /// When it is cancelled at the latest, attached or not.
+    /// When the call is cancelled at the latest, attached or not.
     pub(super) deadline: Option<Instant>,
     /// This call's key in `SessionState::due`.
     pub(super) due: Option<Instant>,
-    /// `None` while it is attached.
+    /// `None` while the call is attached.
     pub(super) detached: Option<Detached>,
     /// The resumes whose streams are open.
     pub(super) resumed: Vec<Generation>,
-    /// Number of resumes that were received and are not answered yet.
+    /// Number of resumes that have been received but not answered yet.
     pending_resumes: u32,
-    /// Number of tasks that read a stream of it in the background, and will observe its end.
+    /// Number of tasks that are reading one of its streams in the background, to observe its end.
     background_readers: u32,
     /// Number of resumes in a row that brought no event, or were turned away.
     empty_resumes: u32,
-    /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
+    /// Whether the client may have resumed unobserved. If so, losing a stream does not cancel the call, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
-    /// Number of times its grace has expired.
+    /// Number of times the grace has expired.
     expiry_count: u32,
-    /// The end of its last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
+    /// The end of the last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
     last_grace_deadline: Option<Instant>,
 }
 
-/// The state and the timers of a call without an open stream.
+/// The state and timers of a call without an open stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Detached {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long its client may take to resume: the grace of a call that has one. Longer if the client may have resumed unobserved.
+    /// How long the client may take to resume. This is the grace if there is one, or longer if the client may have resumed unobserved.
     pub(super) resume_window: Duration,
-    /// The grace was extended because of a stall.
+    /// Whether the grace has been extended because of a stall.
     was_postponed: bool,
-    /// Set after a late expiry or a confirmation. The grace is not acted on before this time.
+    /// The time before which the grace is not acted on. Set after a late expiry or a confirmation.
     recheck_at: Option<Instant>,
-    /// Number of times an expiry was checked again.
+    /// Number of times an expiry has been checked again.
     rechecks: u8,
-    /// The grace has expired, and the call must be cancelled.
+    /// Whether the grace has expired, so that the call must be cancelled.
     pub(super) is_expired: bool,
-    /// The cancel was confirmed.
+    /// Whether the cancel has been confirmed.
     is_confirmed: bool,
-    /// When the call is removed, because no task observes its end. `None` while its end is observed.
+    /// When the call is removed because no task observes its end. `None` while its end is observed.
     unobserved_until: Option<Instant>,
-    /// When the last pending resume ended, but at most [`MAX_RESUME_WAIT`] after the grace.
+    /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace.
     resumes_ended_at: Option<Instant>,
 }
 
@@ -92,11 +88,11 @@ pub(super) struct Detached {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpiryToken(u32);
 
-/// The decision about a call with an expired deadline.
+/// What to do with a call whose deadline has expired.
 pub(super) enum ExpiryDecision {
     /// The grace has expired.
     GraceExpired,
-    /// The grace has expired, and the cancel is confirmed.
+    /// The grace has expired, and the cancel has been confirmed.
     GraceConfirmed,
     /// The call timeout has passed.
     CallTimeout,
@@ -120,7 +116,7 @@ impl DetachedState {
 // === impl CallTimers ===
 
 impl CallTimers {
-    /// Returns the timers of an attached call that is cancelled at `deadline` at the latest.
+    /// Returns the timers for an attached call that is cancelled at `deadline` at the latest.
     pub(super) fn with_deadline(deadline: Instant) -> Self {
         Self {
             deadline: Some(deadline),
@@ -128,7 +124,7 @@ impl CallTimers {
         }
     }
 
-    /// Starts a detachment. Returns when its timer is checked, or `None` if the call waits without a deadline.
+    /// Starts a detachment. Returns when its timer has to be checked, or `None` if the call waits without a deadline.
     pub(super) fn detach(
         &mut self,
         mut state: DetachedState,
@@ -170,13 +166,15 @@ impl CallTimers {
         }
     }
 
-    /// Returns the token of the current expiry. Returns `None` if the grace has not expired or was invalidated since.
+    /// Returns the token of the current expiry.
+    ///
+    /// Returns `None` if the grace has not expired, or if the expiry has been invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
         let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         is_expired.then_some(ExpiryToken(self.expiry_count))
     }
 
-    /// Invalidates the expiry and its confirmation. The timer is checked again.
+    /// Invalidates the expiry and its confirmation, so that the timer is checked again.
     fn invalidate_expiry(&mut self) {
         if let Some(detached) = &mut self.detached {
             detached.is_expired = false;
@@ -184,7 +182,7 @@ impl CallTimers {
         }
     }
 
-    /// Postpones the end of the grace to `until`, because the cancel was not confirmed.
+    /// Postpones the end of the grace to `until`, because the cancel has not been confirmed.
     ///
     /// A later stall may extend the grace again.
     pub(super) fn postpone(&mut self, until: Instant) {
@@ -200,8 +198,7 @@ impl CallTimers {
         }
     }
 
-    /// Confirms that the call may be cancelled. The runtime may have been stalled during the confirmation, so the timer is checked
-    /// once more.
+    /// Confirms that the call may be cancelled. The timer is checked once more, in case the runtime was stalled during the confirmation.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.invalidate_expiry();
         if let Some(detached) = &mut self.detached {
@@ -217,7 +214,7 @@ impl CallTimers {
         grace.into_iter().chain(self.deadline).min()
     }
 
-    /// Returns when the grace timer is checked.
+    /// Returns when the grace timer has to be checked.
     ///
     /// Returns `None` if the call is attached or waits without a deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
@@ -227,12 +224,12 @@ impl CallTimers {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
-                    // A deadline that passed during a pending resume is not late, because it could not run then.
+                    // A deadline that passed during a pending resume is not late, because it could not be acted on at that point.
                     detached.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before the call's deadline, because an unobserved call can still be cancelled then.
+            // Not before the call's own deadline, at which an unobserved call can still be cancelled.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => detached
                 .unobserved_until
@@ -246,8 +243,8 @@ impl CallTimers {
 
     /// Adds a pending resume. While any is pending, the grace expires [`MAX_RESUME_WAIT`] later.
     ///
-    /// A resume may be the first to find the grace expired late (invariant 7). The lateness is checked here, because it cannot be
-    /// determined once the resume has ended.
+    /// A resume may be the first to find the grace expired late (invariant 7). The lateness has to be checked now, because it can no longer
+    /// be determined once the resume has ended.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -258,9 +255,9 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Starts the grace anew, because its client was asked to retry later. Never shortens the grace.
+    /// Restarts the grace, because the client has been asked to retry later. Never shortens it.
     ///
-    /// Has no effect after [`MAX_EMPTY_RESUMES`] empty or refused resumes in a row, nor on an attached call.
+    /// Has no effect on an attached call, or after [`MAX_EMPTY_RESUMES`] empty or refused resumes in a row.
     pub(super) fn renew_grace(&mut self, now: Instant) {
         if let Some(detached) = &mut self.detached
             && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
@@ -273,7 +270,7 @@ impl CallTimers {
         }
     }
 
-    /// Removes a pending resume. The grace may expire once the last one is removed.
+    /// Removes a pending resume. Once the last one is removed, the grace can expire.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
             self.pending_resumes = self.pending_resumes.saturating_sub(1);
@@ -288,7 +285,7 @@ impl CallTimers {
         }
     }
 
-    /// Lets a call keep running, because its client may have resumed unobserved. Takes effect now if the call is detached.
+    /// Lets the call keep running, because its client may have resumed unobserved. If the call is detached, this takes effect at once.
     pub(super) fn set_maybe_resumed(&mut self, state: DetachedState) {
         self.invalidate_expiry();
         self.is_maybe_resumed = true;
@@ -299,9 +296,10 @@ impl CallTimers {
         }
     }
 
-    /// Returns the time until which the outcome of a call that ends at `at` is retained. Returns `None` if the call is attached.
+    /// Returns the time until which the outcome of a call that ends at `at` is retained.
     ///
-    /// That is the end of its resume window, counted from `at`, or the end of its grace with all postponements, whichever is later.
+    /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `at`, or the end of its grace
+    /// with all postponements, whichever is later.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
         let detached = self.detached.as_ref()?;
         let window_end = at.checked_add(detached.resume_window);
@@ -312,7 +310,7 @@ impl CallTimers {
         window_end.max(grace_deadline)
     }
 
-    /// Adds a task that reads a stream of the call in the background.
+    /// Adds a task that reads one of the call's streams in the background.
     pub(super) fn add_background_reader(&mut self) {
         self.background_readers = self.background_readers.saturating_add(1);
         if let Some(detached) = &mut self.detached {
@@ -320,7 +318,7 @@ impl CallTimers {
         }
     }
 
-    /// Removes a task that has ended without having observed the call's end.
+    /// Removes a task that has ended without observing the call's end.
     pub(super) fn remove_background_reader(&mut self, unobserved_until: Option<Instant>) {
         self.background_readers = self.background_readers.saturating_sub(1);
         if self.background_readers == 0
@@ -333,7 +331,7 @@ impl CallTimers {
 
     /// Decides what to do with a call whose deadline was `at`.
     ///
-    /// `late` is how long after `at` the timer ran. `is_stalled`: a runtime is known to have been stalled.
+    /// `late` is how long after `at` the timer ran, and `is_stalled` whether a runtime is known to have been stalled.
     pub(super) fn check(
         &mut self,
         now: Instant,
@@ -365,7 +363,7 @@ impl CallTimers {
         }
     }
 
-    /// Postpones a grace that is found expired late (invariant 7). Returns `false` if the expiry may be acted on now.
+    /// Postpones a grace that has been found expired late (invariant 7). Returns `false` if the expiry can be acted on now.
     fn postpone_if_late(
         &mut self,
         now: Instant,
@@ -386,7 +384,7 @@ impl CallTimers {
         };
         let deadline = if (is_stalled || late > STALL_THRESHOLD) && !detached.was_postponed {
             detached.was_postponed = true;
-            // A confirmation from before the stall may no longer hold.
+            // A confirmation from before the stall may no longer be valid.
             detached.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline

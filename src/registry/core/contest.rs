@@ -1,4 +1,4 @@
-//! Requests that are not tracked, but have the same id as an in-flight call.
+//! Untracked requests that have the same id as an in-flight call.
 
 use super::{SessionState, entry::CallKey};
 use crate::call::{CallId, RequestId, Scope};
@@ -10,8 +10,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     ///
     /// Returns `None` if no accepted in-flight call has the id.
     ///
-    /// Until [`end_contest`](Self::end_contest), no cancel of the call may be injected, because the server could apply it to that
-    /// request (invariant 2).
+    /// Until [`end_contest`](Self::end_contest), no cancel for the call may be injected, because the server could apply it to the untracked
+    /// request instead (invariant 2).
     pub(crate) fn contest(&mut self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         let (id, call) = self.find(scope, request)?;
         let key = self.key_mut(id)?;
@@ -19,7 +19,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some((id, call))
     }
 
-    /// Removes a request that [`contest`](Self::contest) counted.
+    /// Removes a request counted by [`contest`](Self::contest).
     pub(crate) fn end_contest(&mut self, id: CallId) {
         if let Some(key) = self.key_mut(id) {
             key.contests = key.contests.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Calls with an expired deadline, and the decisions of confirmations.
+//! Handling expired deadlines and confirmation decisions.
 
 use std::mem;
 
@@ -16,18 +16,18 @@ use crate::{call::CallId, timer::LatenessTracker};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Checks all deadlines that have passed by `now`. Returns the calls on which the caller must act.
+    /// Checks all deadlines that have passed by `now`. Returns the calls that the caller must act on.
     ///
-    /// These are in flight until they are finished, except for those that are [forgotten](Expired::Forgotten).
+    /// These calls stay in flight until they are finished, except for those that are [forgotten](Expired::Forgotten).
     #[cfg(any(test, fuzzing))]
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
         self.expire_some(&LatenessTracker::new(now, Timeliness::OnTime), usize::MAX)
     }
 
-    /// Checks at most `max` expired deadlines of calls and removes at most `max` retained calls.
+    /// Checks up to `max` expired call deadlines and removes up to `max` retained calls.
     ///
-    /// Returns the calls on which the caller must act. Postponed calls are not among them.
-    /// `tracker` determines how late each deadline runs (invariant 7).
+    /// Returns the calls that the caller must act on, which does not include postponed ones. `tracker` determines how late each deadline is
+    /// handled (invariant 7).
     pub(crate) fn expire_some(
         &mut self,
         tracker: &LatenessTracker,
@@ -78,7 +78,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the token of a call's expired grace. Returns `None` if the grace has not expired or the expiry no longer holds.
+    /// Returns the token of a call's expired grace.
+    ///
+    /// Returns `None` if the grace has not expired, or if the expiry no longer holds.
     pub(crate) fn expiry(&self, id: CallId) -> Option<ExpiryToken> {
         self.calls.get(id)?.timers.as_ref()?.expiry()
     }
@@ -95,7 +97,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.apply_decision(id, expiry, |timers| timers.confirm(now))
     }
 
-    /// Applies the decision of a confirmation to the timers of a call. Returns `false` if the expiry no longer holds.
+    /// Applies a confirmation's decision to a call's timers. Returns `false` if the expiry no longer holds.
     fn apply_decision(
         &mut self,
         id: CallId,
@@ -111,7 +113,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Sets the time at which a call is cancelled at the latest.
+    /// Sets when a call is cancelled at the latest.
     pub(crate) fn set_deadline(&mut self, id: CallId, deadline: Instant) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.timers_mut().deadline = Some(deadline);

@@ -1,4 +1,4 @@
-//! The end of calls and of sessions.
+//! Ending calls and sessions.
 
 use super::{
     SessionState,
@@ -12,9 +12,10 @@ use crate::call::{CallId, Scope};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Ends a call. Retains a `completion` under the event ids of the call.
+    /// Ends a call. If there is a `completion`, retains it under the call's event ids.
     ///
-    /// A call without a key or without event ids is not retained. Returns `None` if the call has already ended or was untracked (invariants 2 and 9).
+    /// A call without a key or without event ids is not retained. Returns `None` if the call has already ended or been untracked
+    /// (invariants 2 and 9).
     pub(crate) fn finish(
         &mut self,
         id: CallId,
@@ -64,23 +65,23 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.retain(id, ended, &self.shared.totals)
     }
 
-    /// Takes the evicted answers for which clients may still resume. Each is returned once.
+    /// Takes the evicted answers that clients may still resume for. Each is returned once.
     pub(crate) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
         self.retained.take_evicted()
     }
 
-    /// Ends a call as [`finish`](Self::finish) does. Returns `None` if its expiry no longer holds.
+    /// Ends a call like [`finish`](Self::finish). Returns `None` if its expiry no longer holds.
     ///
-    /// The lock is released between the timer check and this method. In the meantime, the client may have resumed or started to
-    /// resume (invariant 6).
+    /// The lock is released between the timer check and this method, so in the meantime the client may have resumed or started to resume
+    /// (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, completion: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.detached()?.is_expired;
         is_due.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Ends a detached call as [`finish`](Self::finish) does.
+    /// Ends a detached call like [`finish`](Self::finish).
     ///
-    /// Returns `None` if the call is attached, or a resume is pending or may have happened unobserved.
+    /// Returns `None` if the call is attached, if a resume is pending, or if one may have happened unobserved.
     pub(crate) fn finish_detached(
         &mut self,
         id: CallId,
@@ -92,9 +93,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Starts closing a session: returns its accepted calls and removes its retained calls.
+    /// Starts closing a session. Returns its accepted calls and removes its retained ones.
     ///
-    /// Also removes the event ids of the accepted calls, because a session that is opened again numbers its streams anew.
+    /// Also removes the accepted calls' event ids, because a session that is opened again numbers its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! The entry of one call in flight.
+//! An in-flight call's entry.
 
 use std::mem;
 
@@ -19,43 +19,43 @@ pub(crate) struct Entry<T> {
     pub(super) event_ids: EventIds,
     /// The generation of the latest stream.
     newest_stream: Generation,
-    /// Whether the stream of its POST is open.
+    /// Whether the stream of the POST is open.
     has_post_stream: bool,
     /// Boxed, because most calls have no deadline and end attached.
     pub(super) timers: Option<Box<CallTimers>>,
 }
 
-/// The lookup key of a session call, among the calls whose sessions have the same id.
+/// A session call's lookup key, among the calls whose sessions have the same id.
 #[derive(Debug)]
 pub(super) struct CallKey {
     pub(super) session: KeyHash,
     pub(super) request: RequestId,
     pub(super) is_accepted: bool,
-    /// Number of untracked requests in progress that have this id.
+    /// Number of untracked requests in progress that have the same id.
     pub(super) contests: u32,
 }
 
 /// A call that has just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
-    /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
+    /// Whether a cancel may be sent to the server under the call's JSON-RPC id (invariant 2).
     pub(crate) may_cancel_server: bool,
-    /// Its detachment. `None` if it was attached.
+    /// The call's detachment. `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
-    /// Whether answers were [evicted](super::SessionState::take_evicted).
+    /// Whether any answers have been [evicted](super::SessionState::take_evicted).
     pub(crate) has_evicted: bool,
 }
 
-/// Which deadline of a call has passed.
+/// Which of a call's deadlines has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expired {
     /// The grace.
     Grace,
-    /// The grace, and the cancel is confirmed.
+    /// The grace, and the cancel has been confirmed.
     GraceConfirmed,
     /// The call timeout.
     Deadline,
-    /// The call was unobserved for at least `UNOBSERVED_TTL` and has been removed.
+    /// The call had been unobserved for at least `UNOBSERVED_TTL`, and has been removed.
     Forgotten(Finished),
 }
 
@@ -108,13 +108,13 @@ impl<T> Entry<T> {
         removed.is_some()
     }
 
-    /// Returns `true` if a stream is open.
+    /// Returns `true` if any stream is open.
     pub(super) fn has_stream(&self) -> bool {
         let resumed = self.timers.as_ref().map(|timers| &timers.resumed);
         self.has_post_stream || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    /// Returns `true` if it is the call of `session` with the JSON-RPC id `request`.
+    /// Returns `true` if this is the call in `session` with the JSON-RPC id `request`.
     pub(super) fn has_key(&self, session: KeyHash, request: &RequestId) -> bool {
         let key = self.key.as_ref();
         key.is_some_and(|key| key.session == session && key.request == *request)
@@ -132,12 +132,12 @@ impl<T> Entry<T> {
         self.detached().map(|detached| detached.detachment)
     }
 
-    /// Returns when it was detached.
+    /// Returns when the call was detached. `None` if it is attached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// Returns when it is cancelled if its client does not resume. Returns `None` if it is attached or keeps running.
+    /// Returns when the call is cancelled unless its client resumes. `None` if it is attached or keeps running.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
         match self.detached()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),
@@ -145,7 +145,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// Returns when it is cancelled at the latest, attached or not.
+    /// Returns when the call is cancelled at the latest, attached or not.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.timers.as_ref()?.deadline
     }

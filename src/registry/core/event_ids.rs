@@ -1,31 +1,30 @@
-//! The event ids of a call: what its client may resume with.
+//! A call's event ids, which are what its client can resume with.
 //!
-//! rmcp writes `<index>/<stream>`, and any event id of a stream identifies that stream. Ids of other servers may look the same
-//! and mean something else: `<stream>/<index>`, or a constant after the slash. So they identify only the stream on which they
-//! were seen ([`EventIdFormat`]).
+//! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Other servers' ids may look the same but mean something
+//! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream on which they were seen ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// Maximum number of known event ids of a call after the first: the latest 256. They take 4 KiB per call.
+/// Maximum number of a call's event ids that are known besides the first. They take 4 KiB per call.
 ///
-/// Chosen because a resume compares its event id with all known ones of its session.
+/// Only the latest ones are kept, because a resume compares its event id with every known one in its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;
 
 /// The format of a server's event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventIdFormat {
-    /// The format of rmcp: the number after the slash identifies the stream.
+    /// rmcp's format, in which the number after the slash identifies the stream.
     Rmcp,
-    /// Any other format: each event id identifies the stream on which it was seen.
+    /// Any other format, in which each event id identifies the stream on which it was seen.
     Any,
 }
 
 /// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct EventIds {
-    /// Nearly always the only id, which needs no allocation here.
+    /// Nearly always the only id, so it is kept without an allocation.
     first: Option<StreamId>,
     overflow: Option<Box<OverflowIds>>,
 }
@@ -34,14 +33,14 @@ pub(super) struct EventIds {
 #[derive(Debug, Default)]
 struct OverflowIds {
     latest: VecDeque<StreamId>,
-    /// Set when the known ids are incomplete.
+    /// Whether the known ids are incomplete.
     is_incomplete: bool,
 }
 
 // === impl EventIds ===
 
 impl EventIds {
-    /// Adds an id, unless it is known. Beyond [`MAX_EVENT_IDS`] the oldest id but the first is removed.
+    /// Adds an id, unless it is already known. Beyond [`MAX_EVENT_IDS`], the oldest id except the first is removed.
     pub(super) fn add(&mut self, stream: StreamId) {
         if self.first.is_none() {
             self.first = Some(stream);
@@ -69,7 +68,7 @@ impl EventIds {
 
     /// Returns `true` if an event belongs to one of these streams.
     pub(super) fn contains(&self, event: EventId) -> bool {
-        self.iter().any(|known| known.has(event))
+        self.iter().any(|known| known.contains(event))
     }
 
     fn iter(&self) -> impl Iterator<Item = StreamId> {

@@ -1,12 +1,12 @@
-//! The numbers of a call's streams.
+//! The numbering of a call's streams.
 
-/// The generation of a call's first stream, that of the POST.
+/// The generation of a call's first stream, which is the POST's.
 pub(crate) const POST_GENERATION: Generation = Generation(1);
 
 /// The generation of a stream that is only read in the background.
 pub(crate) const NO_GENERATION: Generation = Generation(0);
 
-/// The number of a stream among the streams of its call.
+/// A stream's number within its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(u32);
 

@@ -1,10 +1,10 @@
-//! The hashes by which sessions, requests and event ids are looked up.
+//! The hashes for looking up sessions, requests and event ids.
 //!
-//! A map from keyed 64-bit hashes to `CallId`s contains the accepted requests of a session id. Session ids are in another map. A session
-//! state stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A
-//! hit is only a hint, because session ids and request ids are compared after it. So a collision finds nothing, and never the wrong call.
+//! A session id's accepted requests are in a map from keyed 64-bit hashes to `CallId`s, and the session ids themselves are in another map.
+//! A session state stores its id's hash, which is mixed into its requests' hashes. No client can choose keys that collide, and a hit is
+//! only a hint, because session ids and request ids are compared afterwards. A collision therefore finds nothing, never the wrong call.
 //!
-//! Event ids are in no map, because resumes are rare: a resume compares its event id with those of its session's calls.
+//! Event ids are in no map, because resumes are rare: a resume compares its event id with the ids of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -13,7 +13,7 @@ use std::{
 
 use crate::call::{RequestId, Scope};
 
-/// A stream, as one of its event ids identifies it.
+/// A stream, as identified by one of its event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamId {
     /// The number after the slash in `<index>/<stream>`.
@@ -22,26 +22,26 @@ pub(super) enum StreamId {
     Opaque(u64),
 }
 
-/// An event id, in the form in which it is compared with known ones.
+/// An event id, in a form that can be compared with known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
-    /// Index and stream. `None` if the id does not have the form of rmcp's.
+    /// Index and stream. `None` if the id is not in rmcp's format.
     pub(super) numbers: Option<(u64, u64)>,
     /// Keyed hash of the whole event id.
     pub(super) hash: u64,
 }
 
-/// The hash of a key. It is keyed already, so maps need not hash it with a secret.
+/// A key's hash. It is already keyed, so maps need not hash it with a secret again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyHash(u64);
 
 pub(crate) type PrehashedMap<V> = HashMap<KeyHash, V, BuildHasherDefault<PrehashedHasher>>;
 
-/// A hasher for keys that are hashes already.
+/// A hasher for keys that are already hashes.
 #[derive(Debug, Default)]
 pub(crate) struct PrehashedHasher(u64);
 
-/// Computes the hashes, with secrets that no client knows.
+/// Computes the hashes, using secrets that no client knows.
 #[derive(Debug)]
 pub(crate) struct KeyHasher {
     keyed: RandomState,
@@ -52,7 +52,7 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions with the id of a session state.
+/// The sessions that share a session state's id.
 ///
 /// There is one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl KeyHash {
     }
 }
 
-/// Returns the exclusive or of the two halves of a product.
+/// XORs the two halves of a product.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
@@ -119,7 +119,7 @@ impl KeyHasher {
         KeyHash(self.keyed.hash_one(id))
     }
 
-    /// Returns the hash of the session with the id `id` in a scope.
+    /// Returns the hash of the session that has the id `id` in a scope.
     pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),
@@ -151,9 +151,9 @@ impl KeyHasher {
 
 impl StreamId {
     /// Returns `true` if an event belongs to this stream.
-    pub(super) fn has(self, event: EventId) -> bool {
+    pub(super) fn contains(self, event: EventId) -> bool {
         match self {
-            Self::Numbered(stream) => event.numbers.is_some_and(|(_, of)| of == stream),
+            Self::Numbered(stream) => event.numbers.is_some_and(|(_, number)| number == stream),
             Self::Opaque(hash) => event.hash == hash,
         }
     }
@@ -161,12 +161,12 @@ impl StreamId {
 
 /// Returns the numbers in `<index>/<stream>`, or `None` for any other text.
 ///
-/// Both are decimal and have at most 19 digits, as rmcp writes and reads them.
+/// Both are decimal and have at most 19 digits, as written and read by rmcp.
 pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     let (mut index, mut number, mut digits) = (None, 0_u64, 0);
     for byte in event_id {
         match byte {
-            // A number of 19 digits fits into a `u64`.
+            // A 19-digit number fits into a `u64`.
             b'0'..=b'9' if digits < 19 => {
                 number = 10 * number + u64::from(byte - b'0');
                 digits += 1;
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_id_of_rmcp_has_an_index_and_a_stream() {
+    fn an_rmcp_event_id_has_an_index_and_a_stream() {
         for (id, expected) in [
             ("0/0", (0, 0)),
             ("17/3", (17, 3)),
@@ -222,15 +222,17 @@ mod tests {
         assert_eq!(numbers(b"0/99999999999999999999"), None);
     }
 
-    /// Ids that differ in one place, or by powers of two. They fill one bucket of a map whose hash is known.
+    /// Ids that differ in one place or by powers of two.
+    ///
+    /// In a map whose hash is known, they would fill a single bucket.
     #[test]
     fn chosen_ids_collide_no_more_than_random_ones() {
         let hasher = KeyHasher::default();
         let session = hasher.session(hasher.session_id("a"), &Scope::Path("/".into()));
-        let of_request = |id: RequestId| hasher.request(session, &id).0;
-        let counted = (0..4_096).map(|n| of_request(RequestId::Number(n << 32)));
-        let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
-        let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
+        let request_hash = |id: RequestId| hasher.request(session, &id).0;
+        let counted = (0..4_096).map(|n| request_hash(RequestId::Number(n << 32)));
+        let spelled = (0..4_096).map(|n| request_hash(RequestId::String(format!("{n:x}").into())));
+        let padded = (1..4_096).map(|n| request_hash(RequestId::String("x".repeat(n).into())));
         let sessions = (0..4_096).map(|n| {
             let id = hasher.session_id(&format!("{:032x}", n / 2));
             hasher.session(id, &Scope::Manager(n % 2)).0
@@ -244,7 +246,7 @@ mod tests {
         for hashes in sets {
             for shift in [0, 24, 48] {
                 let low: HashSet<u64> = hashes.iter().map(|hash| hash >> shift & 0xffff).collect();
-                // Of 4,096 random values of 16 bits, about 3,970 differ.
+                // Of 4,096 random 16-bit values, about 3,970 are distinct.
                 assert!(low.len() > 3_900, "{} at {shift}", low.len());
             }
         }

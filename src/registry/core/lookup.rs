@@ -1,4 +1,4 @@
-//! The lookup of calls in flight, by request id and by event id.
+//! Looking up in-flight calls by request id and by event id.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EventMatch<T, A> {
     Nothing,
-    /// A stream of a call in flight.
+    /// A stream of an in-flight call.
     Call(CallId, T),
     /// One of these calls, or none of them.
     ///
-    /// Their known event ids are incomplete, or several calls have the event id.
+    /// Either their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of a call that has ended.
     Ended(RetainedOutcome<A>),
@@ -43,7 +43,7 @@ impl<T, A> EventMatch<T, A> {
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Records an event id of a call's stream. Has no effect on a call that has no key or has ended.
+    /// Records an event id of one of a call's streams. Has no effect if the call has no key or has ended.
     pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
         let entry = self.calls.get_mut(id);
         let Some(entry) = entry.filter(|entry| entry.key.is_some()) else {
@@ -57,16 +57,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             });
     }
 
-    /// Records that the known event ids of a call are incomplete.
-    ///
-    /// Called because its stream cannot be read.
+    /// Records that a call's known event ids are incomplete, because its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.event_ids.mark_incomplete();
         }
     }
 
-    /// Removes the request id of an ended call from the index. Returns `false` if another call may have the same id.
+    /// Removes an ended call's request id from the index. Returns `false` if another call may have the same id.
     pub(super) fn unindex_request(&mut self, id: CallId, key: &CallKey) -> bool {
         let slot = self.shared.hasher.request(key.session, &key.request);
         match self.by_request.get(slot) {
@@ -82,7 +80,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns which calls of a session an event id matches.
+    /// Returns which of a session's calls an event id matches.
     pub(crate) fn match_event(&self, scope: &Scope, event_id: &[u8]) -> EventMatch<T, A> {
         match self.session(scope) {
             Some(session) => self.match_event_in(session, event_id),
@@ -113,7 +111,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the hash of the session that this id has in a scope.
+    /// Returns the hash of the session that this session id refers to in a scope.
     ///
     /// Returns `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
@@ -121,7 +119,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// Returns the call of a session whose accepted request has the JSON-RPC id `request`.
+    /// Returns the session's call whose accepted request has the JSON-RPC id `request`.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }
@@ -134,7 +132,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_match.then(|| (id, entry.call.clone()))
     }
 
-    /// Returns the call of a session with this JSON-RPC id, whether or not it is accepted.
+    /// Returns the session's call with this JSON-RPC id, whether or not it has been accepted.
     pub(crate) fn find_unaccepted_too(
         &self,
         scope: &Scope,
@@ -148,9 +146,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the call with this JSON-RPC id in any scope.
+    /// Returns the only call with this JSON-RPC id in any scope.
     ///
-    /// Returns `None` if no scope or several scopes have such a call.
+    /// Returns `None` if no scope has such a call, or several do.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)
@@ -164,7 +162,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let mut matches: Vec<_> = matches
             .map(|(id, key)| (key.session, !key.is_accepted, id))
             .collect();
-        // Keeps one call of each session: the accepted one, if any.
+        // Keep one call per session: the accepted one, if any.
         matches.sort_unstable();
         matches.dedup_by_key(|(session, ..)| *session);
         match *matches {
@@ -183,15 +181,15 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let event = self.shared.hasher.event_id(event_id);
         let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.event_ids.contains(event);
         let matches = self.calls().filter(|(_, entry)| has_event(entry));
-        let matched: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
-        // If a call of a session has the event id, no call of that session without it matches.
+        let matched_sessions: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
+        // If a call in a session has the event id, the session's calls without it cannot match.
         let may_have = |entry: &Entry<T>| {
-            entry.event_ids.is_incomplete() && !matched.contains(&entry.session())
+            entry.event_ids.is_incomplete() && !matched_sessions.contains(&entry.session())
         };
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
-    /// Returns the in-flight call that has an event id, in any scope. Returns `None` if none or several have it.
+    /// Returns the only in-flight call that has an event id, in any scope. Returns `None` if none or several have it.
     pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
         let event_match = match self.scopes {
             ScopeSet::None => return None,
@@ -215,7 +213,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.scopes == ScopeSet::Several && sessions.any(|other| Some(other) != first)
     }
 
-    /// Returns `true` if a session has calls in flight or retained calls.
+    /// Returns `true` if a session has in-flight or retained calls.
     pub(crate) fn has_session(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {
             let mut calls = self.calls();
@@ -224,7 +222,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the calls of a session whose requests are not accepted yet.
+    /// Returns the session's calls whose requests have not been accepted yet.
     pub(crate) fn unaccepted(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
@@ -235,7 +233,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns `true` if a session call is in flight, and its request is not accepted yet.
+    /// Returns `true` if a session call is in flight but its request has not been accepted yet.
     pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);
         let key = entry.and_then(|entry| entry.key.as_ref());
@@ -254,19 +252,19 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.detachment(id).is_some()
     }
 
-    /// Returns the detachment of a call, or `None` if it is attached or has ended.
+    /// Returns a call's detachment, or `None` if it is attached or has ended.
     pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
         self.calls.get(id)?.detachment()
     }
 
-    /// Returns the resume window of a call, or `None` if the call is attached or has ended.
+    /// Returns a call's resume window, or `None` if it is attached or has ended.
     pub(crate) fn resume_window(&self, id: CallId) -> Option<Duration> {
         Some(self.calls.get(id)?.detached()?.resume_window)
     }
 
-    /// Returns the cause of the detach of a call without a grace, and `None` for any other call.
+    /// Returns why a call without a grace is detached, or `None` for any other call.
     ///
-    /// Only a pending resume has kept such a call running.
+    /// Only a pending resume can have kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let detached = self.calls.get(id)?.detached()?;
         detached
@@ -275,9 +273,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .then(|| detached.detachment.cause())
     }
 
-    /// Returns `true` if a client may resume in a session.
+    /// Returns `true` if a client may still resume in a session.
     ///
-    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
+    /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_detached =
@@ -288,7 +286,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the detached calls of a session.
+    /// Returns a session's detached calls.
     pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

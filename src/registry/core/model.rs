@@ -1,7 +1,7 @@
-//! Compares a session state with a very simple model, under random operations.
+//! Compares a session state with a very simple model under random operations.
 //!
-//! After each operation, the observable states of the two are compared. Independently of the model, [`Witness`] checks that the
-//! session state does not return a call that has ended.
+//! After each operation, the observable states of the two are compared. Independently of the model, [`Witness`] checks that the session
+//! state never returns a call that has already ended.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ mod random;
 #[cfg(fuzzing)]
 pub(crate) use self::decoded::check_against_model;
 
-/// Size of one unit of an answer: 1 TiB. Chosen because the overhead of a retained call is negligible compared to it.
+/// Size of one unit of an answer. Next to it, the overhead of a retained call is negligible.
 const UNIT: usize = 1 << 40;
 
 /// A limit of retained units that is rarely reached.
@@ -30,17 +30,17 @@ const ROOMY: usize = 1 << 10;
 /// A limit of retained units at which answers are evicted.
 const TIGHT: usize = 2;
 
-/// Thresholds of lateness, in milliseconds. A deadline that runs later than a threshold is handled differently.
+/// Lateness thresholds, in milliseconds. A deadline that runs later than one of them is handled differently.
 const LATE_MS: [u64; 3] = [2, 20, 1_000];
 
 /// The scopes that have issued the session id.
 const SCOPES: Range<usize> = 0..2;
 const REQUESTS: Range<usize> = 0..5;
 
-/// Number of the first stream that belongs to only one call.
+/// Number of the first stream that belongs to just one call.
 const OWN_STREAMS: u64 = 100;
 
-/// Selects a call: one in flight if there is any, or any call so far.
+/// Selects a call: either one in flight, if there are any, or any call so far.
 #[derive(Debug, Clone, Copy)]
 enum Pick {
     InFlight(usize),
@@ -57,11 +57,11 @@ enum Generations {
 enum EventIds {
     /// A stream in rmcp's format that no other call has.
     Own,
-    /// A stream that other calls may have, too.
+    /// A stream that other calls may also have.
     Shared(Stream),
     /// Opaque ids: the first one, and their number.
     Many(u32, u32),
-    /// Event ids of a server other than rmcp: their stream, the first index, and their number.
+    /// Event ids from a server other than rmcp: their stream, the first index, and their number.
     Events(u64, u32, u32),
 }
 
@@ -88,9 +88,9 @@ struct Retaining {
 
 /// How time passes.
 #[derive(Debug, Clone, Copy)]
-enum Pass {
+enum Advance {
     Ms(u64),
-    /// To the next deadline, and `and_ms` further.
+    /// To the next deadline, and then by another `and_ms`.
     Deadline {
         and_ms: u64,
     },
@@ -99,7 +99,7 @@ enum Pass {
 #[derive(Debug, Clone)]
 enum Op {
     Start {
-        name: (usize, usize),
+        key: (usize, usize),
         accepted: bool,
         deadline_ms: Option<u64>,
     },
@@ -115,7 +115,7 @@ enum Op {
         end: bool,
     },
     Attach(Pick),
-    /// Resumes repeatedly. No resume receives an event.
+    /// Resumes repeatedly, without any resume receiving an event.
     Poll {
         call: Pick,
         times: u32,
@@ -130,16 +130,19 @@ enum Op {
     AddBackgroundReader(Pick),
     RemoveBackgroundReader(Pick),
     Finish(Pick, Option<Retaining>),
-    /// Applies a cancel that an expired grace decided.
+    /// Applies a cancel that was decided on when the grace expired.
     FinishDue(Pick, Retaining),
-    /// Requests the confirmation of a cancel.
+    /// Requests confirmation of a cancel.
     RequestConfirmation(Pick),
-    /// Decides a requested confirmation, possibly late, and possibly a second time.
+    /// Answers a request for confirmation, possibly late, and possibly for a second time.
     Confirm(usize, Decision),
     /// Applies a cancel of a detached call.
     FinishDetached(Pick, Retaining),
-    /// Starts a call, detaches it if `is_detached`, and finishes it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
+    /// Starts a call, detaches it if `is_detached` is set, and finishes it.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the fuzzer composes it from other operations")
+    )]
     RunToEnd {
         is_detached: bool,
         completed: Retaining,
@@ -148,19 +151,22 @@ enum Op {
         scope: usize,
         end: Option<Retaining>,
     },
-    Pass(Pass),
+    Advance(Advance),
     Expire {
         end: bool,
     },
     /// Expires calls `checks` times, each time late.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the fuzzer composes it from other operations")
+    )]
     ExpireLate {
         checks: u32,
         and_ms: u64,
     },
 }
 
-/// A session state and its model, and the calls so far.
+/// A session state, its model, and the calls so far.
 struct Run {
     shared: Arc<RegistryShared>,
     session: SessionState<u32, Answer>,
@@ -192,7 +198,7 @@ impl Witness {
         self.ended.push(id);
     }
 
-    /// Panics if a call has ended or was untracked or forgotten.
+    /// Panics if a call has ended or has been untracked or forgotten.
     fn assert_not_ended(&self, id: CallId) {
         assert!(!self.ended.contains(&id), "{id:?} has ended before");
         assert!(
@@ -229,63 +235,67 @@ impl Run {
     fn run(&mut self, op: &Op) {
         match *op {
             Op::Start {
-                name,
+                key,
                 accepted,
                 deadline_ms,
-            } => self.start(name, accepted, deadline_ms),
-            Op::Accept(call) => self.on(call, Self::accept),
-            Op::Rekey(call, name) => self.on(call, |run, id| run.rekey(id, name)),
-            Op::RecordEventId(call, name) => self.on(call, |run, id| run.record_event_id(id, name)),
+            } => self.start(key, accepted, deadline_ms),
+            Op::Accept(call) => self.with_picked(call, Self::accept),
+            Op::Rekey(call, key) => self.with_picked(call, |run, id| run.rekey(id, key)),
+            Op::RecordEventId(call, event_ids) => {
+                self.with_picked(call, |run, id| run.record_event_id(id, event_ids))
+            }
             Op::Detach {
                 call,
                 generation,
                 wait,
                 is_empty_resume,
                 end,
-            } => self.on(call, |run, id| {
+            } => self.with_picked(call, |run, id| {
                 run.detach(id, generation, wait, is_empty_resume, end)
             }),
-            Op::Attach(call) => self.on(call, Self::attach),
+            Op::Attach(call) => self.with_picked(call, Self::attach),
             Op::Poll {
                 call,
                 times,
                 every_ms,
                 stalled,
-            } => self.on(call, |run, id| run.poll(id, times, every_ms, stalled)),
-            Op::BeginResume(call) => self.on(call, |run, id| {
+            } => self.with_picked(call, |run, id| run.poll(id, times, every_ms, stalled)),
+            Op::BeginResume(call) => self.with_picked(call, |run, id| {
                 let accepted = run.session.begin_resume(id, run.now);
                 assert_eq!(accepted, run.model.begin_resume(id, run.now));
             }),
-            Op::EndResume(call) => self.on(call, |run, id| {
+            Op::EndResume(call) => self.with_picked(call, |run, id| {
                 run.session.end_resume(id, run.now);
                 run.model.end_resume(id, run.now);
             }),
-            Op::RenewGrace(call) => self.on(call, |run, id| {
+            Op::RenewGrace(call) => self.with_picked(call, |run, id| {
                 run.session.renew_grace(id, run.now);
                 run.model.renew_grace(id, run.now);
             }),
-            Op::SetMaybeResumed(call) => self.on(call, |run, id| {
+            Op::SetMaybeResumed(call) => self.with_picked(call, |run, id| {
                 run.session.set_maybe_resumed(id, unobserved(run.now));
                 run.model.set_maybe_resumed(id, run.now);
             }),
-            Op::AddBackgroundReader(call) => self.on(call, |run, id| {
+            Op::AddBackgroundReader(call) => self.with_picked(call, |run, id| {
                 run.session.add_background_reader(id);
                 run.model.add_background_reader(id);
             }),
-            Op::RemoveBackgroundReader(call) => self.on(call, |run, id| {
+            Op::RemoveBackgroundReader(call) => self.with_picked(call, |run, id| {
                 let unobserved_until = run.now + UNOBSERVED_TTL;
                 run.session
                     .remove_background_reader(id, Some(unobserved_until));
                 run.model.remove_background_reader(id, run.now);
             }),
-            Op::Finish(call, completed) => self.on(call, |run, id| run.finish(id, completed)),
-            Op::FinishDue(call, completed) => self.on(call, |run, id| {
+            Op::Finish(call, completed) => {
+                self.with_picked(call, |run, id| run.finish(id, completed))
+            }
+            Op::FinishDue(call, completed) => self.with_picked(call, |run, id| {
                 let is_due = run.model.is_due(id);
                 run.finish_if(id, is_due, completed, |session, ended| {
                     session.finish_due(id, ended)
                 });
             }),
-            Op::RequestConfirmation(call) => self.on(call, |run, id| {
+            Op::RequestConfirmation(call) => self.with_picked(call, |run, id| {
                 let (expiry, expected) = (run.session.expiry(id), run.model.expiry(id));
                 assert_eq!(expiry.is_some(), expected.is_some());
                 let confirmation = expiry.zip(expected);
@@ -293,7 +303,7 @@ impl Run {
                     .extend(confirmation.map(|(expiry, expected)| (id, expiry, expected)));
             }),
             Op::Confirm(index, decision) => self.confirm(index, decision),
-            Op::FinishDetached(call, completed) => self.on(call, |run, id| {
+            Op::FinishDetached(call, completed) => self.with_picked(call, |run, id| {
                 let may_cancel = run.model.may_cancel(id);
                 run.finish_if(id, may_cancel, completed, |session, ended| {
                     session.finish_detached(id, ended)
@@ -304,11 +314,11 @@ impl Run {
                 completed,
             } => self.run_to_end(is_detached, completed),
             Op::BeginClose { scope, end } => self.begin_close(scope, end),
-            Op::Pass(pass) => self.pass(pass),
+            Op::Advance(advance) => self.advance(advance),
             Op::Expire { end } => self.expire(end),
             Op::ExpireLate { checks, and_ms } => {
                 for _ in 0..checks {
-                    self.pass(Pass::Deadline { and_ms });
+                    self.advance(Advance::Deadline { and_ms });
                     self.expire(true);
                 }
             }
@@ -316,8 +326,8 @@ impl Run {
         self.compare();
     }
 
-    /// Runs an operation on the picked call. Does nothing if there is no call.
-    fn on(&mut self, call: Pick, operation: impl FnOnce(&mut Self, CallId)) {
+    /// Runs an operation on the picked call, if there is one.
+    fn with_picked(&mut self, call: Pick, operation: impl FnOnce(&mut Self, CallId)) {
         let in_flight = self.model.calls();
         let id = match call {
             Pick::InFlight(n) if !in_flight.is_empty() => in_flight[n % in_flight.len()].id,
@@ -341,8 +351,8 @@ impl Run {
         self.calls.push(id);
         self.generations.push(vec![POST_GENERATION]);
         let request = request_of(request);
-        let name = (scope_of(scope), request.clone());
-        self.session.start(id, Some(name), payload, deadline);
+        let key = (scope_of(scope), request.clone());
+        self.session.start(id, Some(key), payload, deadline);
         self.model.start(id, (scope, request), deadline);
         if accepted {
             self.accept(id);
@@ -370,7 +380,7 @@ impl Run {
         calls.map(|id| self.model.detachment(*id)).collect()
     }
 
-    /// Checks which call was untracked for another: the expected one or none.
+    /// Checks that the untracked call is the expected one, or that there is none.
     fn check_untracked(
         &mut self,
         untracked: Option<UntrackedCall<u32>>,
@@ -387,8 +397,8 @@ impl Run {
         }
     }
 
-    fn record_event_id(&mut self, id: CallId, name: EventIds) {
-        let streams: Vec<Stream> = match name {
+    fn record_event_id(&mut self, id: CallId, event_ids: EventIds) {
+        let streams: Vec<Stream> = match event_ids {
             EventIds::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
             EventIds::Shared(stream) => vec![stream],
             EventIds::Many(first, count) => (first..first + count).map(Stream::Opaque).collect(),
@@ -398,7 +408,7 @@ impl Run {
             }
         };
         for stream in &streams {
-            // In rmcp's format, any event id of a stream identifies the stream.
+            // In rmcp's format, any of a stream's event ids identifies it.
             let event = event_id(*stream, self.answers);
             let form = match stream {
                 Stream::Event(..) => EventIdFormat::Any,
@@ -407,7 +417,7 @@ impl Run {
             self.session.record_event_id(id, &event, form);
             self.model.record_event_id(id, *stream);
         }
-        // Of many ids, only the first and the last ones, and those around multiples of 256, are compared.
+        // If there are many ids, only the first and last ones and those around multiples of 256 are compared.
         let sample = |at: &usize| {
             let mark = at % 256;
             streams.len() < 10 || !(2..254).contains(&mark) || at + 2 >= streams.len()
@@ -427,7 +437,7 @@ impl Run {
         end: bool,
     ) {
         let (generation, resumes) = self.generation(id, generation);
-        let wait = wait.from(self.now);
+        let wait = wait.to_state(self.now);
         let detachment = Detachment::new(DetachCause::Disconnected, self.now);
         let detached = self
             .session
@@ -462,7 +472,7 @@ impl Run {
             self.now += Duration::from_millis(every_ms);
             self.detach(id, Generations::Newest, wait, true, true);
             if let Some((_, and_ms)) = stalled.filter(|(at, _)| *at == time) {
-                self.pass(Pass::Deadline { and_ms });
+                self.advance(Advance::Deadline { and_ms });
             }
             self.expire(true);
         }
@@ -485,7 +495,7 @@ impl Run {
             };
             self.finish_by(id, Some(completed), finish);
         } else {
-            let ended = ended(&completed.with(0, self.now));
+            let ended = ended(&completed.to_completed(0, self.now));
             assert_eq!(finish(&mut self.session, ended), None);
         }
     }
@@ -500,7 +510,7 @@ impl Run {
         ) -> Option<Finished>,
     ) {
         self.answers += 1;
-        let completed = completed.map(|completed| completed.with(self.answers, self.now));
+        let completed = completed.map(|completed| completed.to_completed(self.answers, self.now));
         let detachment = self.model.detachment(id);
         let finished = finish(&mut self.session, completed.as_ref().map(ended));
         let may_cancel_server = self.model.finish(id, completed);
@@ -557,10 +567,10 @@ impl Run {
         self.finish(id, Some(completed));
     }
 
-    fn pass(&mut self, pass: Pass) {
-        let (from, ms) = match pass {
-            Pass::Ms(ms) => (self.now, ms),
-            Pass::Deadline { and_ms } => {
+    fn advance(&mut self, advance: Advance) {
+        let (from, ms) = match advance {
+            Advance::Ms(ms) => (self.now, ms),
+            Advance::Deadline { and_ms } => {
                 let next = self.session.next_deadline().unwrap_or(self.now);
                 (self.now.max(next), and_ms)
             }
@@ -702,7 +712,7 @@ impl Run {
         assert_eq!(found, expected, "{stream:?}");
     }
 
-    /// Finishes all calls, expires all retained calls, and checks that nothing remains.
+    /// Finishes all calls, lets all retained calls expire, and checks that nothing remains.
     fn end(mut self) {
         for id in self.calls.clone() {
             self.finish(id, None);
@@ -722,7 +732,7 @@ impl Run {
         self.calls.iter().position(|other| *other == id).unwrap()
     }
 
-    /// Returns the generation of one of a call's streams, and the number of resumes until then.
+    /// Returns the generation of one of a call's streams, and the number of resumes up to it.
     fn generation(&self, id: CallId, generation: Generations) -> (Generation, usize) {
         let generations = &self.generations[self.ordinal(id)];
         let resumes = match generation {
@@ -736,7 +746,7 @@ impl Run {
 // === impl Waiting ===
 
 impl Waiting {
-    fn from(self, now: Instant) -> DetachedState {
+    fn to_state(self, now: Instant) -> DetachedState {
         match self {
             Self::GraceUntil { after_ms, retry_ms } => DetachedState::GraceUntil {
                 deadline: now + Duration::from_millis(after_ms),
@@ -756,7 +766,7 @@ impl Waiting {
 // === impl Retaining ===
 
 impl Retaining {
-    fn with(self, answer: u32, now: Instant) -> Completed {
+    fn to_completed(self, answer: u32, now: Instant) -> Completed {
         Completed {
             end: if self.answered {
                 RetainedOutcome::Answered(answer)
@@ -787,7 +797,7 @@ fn ended(completed: &Completed) -> Completion<Answer> {
     }
 }
 
-/// Returns the id of the session, and its hash.
+/// Returns the session id and its hash.
 pub(super) fn session_id(shared: &RegistryShared) -> (Arc<str>, KeyHash) {
     ("s".into(), shared.hasher.session_id("s"))
 }
@@ -804,7 +814,7 @@ fn request_of(request: usize) -> RequestId {
     }
 }
 
-/// Returns the id of an event of a stream.
+/// Returns the id of one of a stream's events.
 fn event_id(stream: Stream, index: u32) -> Vec<u8> {
     match stream {
         Stream::Numbered(number) => format!("{index}/{number}"),

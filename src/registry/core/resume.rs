@@ -1,4 +1,4 @@
-//! Pending resumes of calls in flight, and what they do to the grace.
+//! Pending resumes of in-flight calls, and their effect on the grace.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::call::CallId;
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Records the `retry` of a stream that has ended. Returns the longest one of the session's streams so far.
+    /// Records the `retry` of a stream that has ended. Returns the longest one in the session so far.
     ///
-    /// The TypeScript SDK waits for the last `retry` of any stream of its session before it resumes one.
+    /// Before it resumes a stream, the TypeScript SDK waits for the last `retry` of any of its session's streams.
     pub(crate) fn record_retry(&mut self, retry: Option<Duration>) -> Option<Duration> {
         self.longest_retry = self.longest_retry.max(retry);
         self.longest_retry
     }
 
-    /// Adds a pending resume to a call, which defers the expiry of its grace. Returns `false` if the call has ended.
+    /// Adds a pending resume to a call, which defers the expiry of the grace. Returns `false` if the call has ended.
     pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -28,9 +28,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Starts the grace of a call anew, because its client was asked to retry a resume later.
+    /// Restarts a call's grace, because its client has been asked to retry a resume later.
     ///
-    /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) in a row.
+    /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) empty or refused resumes in a row.
     pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.renew_grace(now);
@@ -38,7 +38,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.
+    /// Removes a pending resume added by [`begin_resume`](Self::begin_resume).
     pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.end_resume(now);
@@ -48,8 +48,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect when the
-    /// call is detached.
+    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect once it is
+    /// detached.
     pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -59,7 +59,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Returns `true` if a call keeps running when detached, see [`set_maybe_resumed`](Self::set_maybe_resumed).
+    /// Returns `true` if a call keeps running while it is detached. See [`set_maybe_resumed`](Self::set_maybe_resumed).
     pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
         let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
         timers.is_some_and(|timers| timers.is_maybe_resumed)

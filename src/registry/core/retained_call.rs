@@ -5,25 +5,24 @@ use tokio::time::Instant;
 use super::{event_ids::EventIds, index::KeyHash};
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
-/// The outcome of a retained call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RetainedOutcome<A> {
     Answered(A),
     Cancelled(RequestId, CancelReason),
 }
 
-/// The completion of a call, to be retained.
+/// A call's completion, to be retained.
 #[derive(Debug)]
 pub(crate) struct Completion<A> {
     pub(crate) outcome: RetainedOutcome<A>,
-    /// The size of the answer in bytes.
+    /// The answer's size in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// The outcome does not expire before this time. For a detached call, the end of its grace or resume window may be later.
+    /// The outcome does not expire before this time. A detached call's grace or resume window may keep it for longer.
     pub(crate) until: Instant,
 }
 
-/// A completion, and what the session state knows about the call.
+/// A completion, along with what the session state knows about the call.
 #[derive(Debug)]
 pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
@@ -33,16 +32,16 @@ pub(super) struct EndedCall<A> {
     pub(super) completion: Completion<A>,
 }
 
-/// Whether a call's outcome was delivered to its client.
+/// Whether a call's outcome has been delivered to its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeliveryState {
-    /// The answer was sent to a client that was connected. It is retained in case the connection broke at that moment.
+    /// The answer was sent to a connected client. It is retained in case the connection broke at that moment.
     Delivered,
-    /// The client was disconnected, or its call was cancelled.
+    /// The client was disconnected, or the call was cancelled.
     Undelivered,
 }
 
-/// One value for each delivery state.
+/// One value per delivery state.
 #[derive(Debug, Default)]
 pub(crate) struct PerDeliveryState<T> {
     delivered: T,
@@ -84,14 +83,14 @@ impl DeliveryState {
 // === impl PerDeliveryState ===
 
 impl<T> PerDeliveryState<T> {
-    pub(crate) fn of(&self, delivery: DeliveryState) -> &T {
+    pub(crate) fn get(&self, delivery: DeliveryState) -> &T {
         match delivery {
             DeliveryState::Delivered => &self.delivered,
             DeliveryState::Undelivered => &self.undelivered,
         }
     }
 
-    pub(super) fn of_mut(&mut self, delivery: DeliveryState) -> &mut T {
+    pub(super) fn get_mut(&mut self, delivery: DeliveryState) -> &mut T {
         match delivery {
             DeliveryState::Delivered => &mut self.delivered,
             DeliveryState::Undelivered => &mut self.undelivered,
@@ -110,7 +109,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of the string that a client chose: the request id of a cancelled call.
+    /// Returns the length of any string chosen by the client: the request id of a cancelled call.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

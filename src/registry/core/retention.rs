@@ -1,22 +1,22 @@
-//! Retention of ended calls, for clients that resume them.
+//! Retaining ended calls for clients that resume them.
 //!
-//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call contains what the client
-//! receives: the answer, or the error of a cancelled call. The client may resume any number of times.
+//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call holds what the client then
+//! receives, which is the answer, or the error if the call was cancelled. The client may resume any number of times.
 //!
-//! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
-//! call may therefore outlive its own deadline, because an older one may have a later deadline. Retained calls are in no map, because a late
-//! client is rare, and its resume searches only the calls of its session.
+//! A session id's retained calls are in one queue, in order of completion, and expired ones are removed from its head. A retained call may
+//! therefore outlive its own deadline, because an older one may have a later deadline. Retained calls are in no map, because late clients
+//! are rare and a resume only searches its own session's calls.
 //!
 //! # Limits
 //!
-//! 1. The calls of a session id have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. For a call that exceeds
-//!    a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
-//! 2. The calls of all sessions have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an
-//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a
-//!    few sessions cannot take all the space.
-//! 3. No call is evicted for one of another session id, no undelivered call for a delivered one, and none for a call that cannot fit.
-//!    A call that cannot fit is not retained.
-//! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained. Their clients get what they would get without
+//! 1. A session id's calls have a limit in bytes, and at most [`MAX_DELIVERED`] of them may be delivered ones. To make room for a call that
+//!    would exceed a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//! 2. All sessions together have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one. Of
+//!    each, a session retains at most what remains for all the others ([`Totals::try_add_bytes`]), so a few sessions cannot take all the
+//!    space.
+//! 3. No call is evicted to make room for another session id's call, no undelivered one to make room for a delivered one, and none for a
+//!    call that cannot fit anyway. A call that cannot fit is not retained.
+//! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. Their clients get what they would get without
 //!    this crate.
 
 use std::{collections::VecDeque, mem, sync::Arc};
@@ -31,32 +31,34 @@ use super::{
 };
 use crate::call::{CallId, Outcome};
 
-/// An outcome that was evicted or not retained, although its client might have resumed.
+/// An outcome that was evicted or not retained, although its client might still have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictedAnswer {
     pub(crate) call: CallId,
-    /// The id of its session.
+    /// The call's session id.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// Its size, as it was counted.
+    /// The size that was counted for it.
     pub(crate) bytes: usize,
 }
 
-/// Maximum number of delivered calls of a session id: 64. Chosen because a client whose connection broke resumes its latest calls.
+/// Maximum number of delivered calls per session id.
+///
+/// A client whose connection has broken resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
-/// Approximate cost of a retained call besides its answer and its strings, in bytes: 512.
+/// Approximate cost of a retained call in bytes, besides its answer and its strings.
 ///
-/// As measured, an entry of a long queue takes 230 bytes. By default a session retains at most 2,048 calls.
+/// An entry in a long queue was measured at 230 bytes. By default, a session retains at most 2,048 calls.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
-/// Approximate additional cost of the first retained call of a session, in bytes: 832.
+/// Approximate additional cost of a session's first retained call, in bytes.
 ///
-/// It counts because the session's entry would be removed without that call. As measured, a session with nothing but one retained
-/// call takes about 1,400 bytes. By default there are at most about 12,000 such sessions.
+/// This is counted because the session's entry would be removed if it were not for that call. A session with nothing but one retained call
+/// was measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
-/// The retained calls of a session id. Boxed, because most session ids have none, and their states are large already.
+/// A session id's retained calls. Boxed, because most session ids have none, and their states are already large.
 #[derive(Debug)]
 pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
@@ -65,26 +67,26 @@ struct RetainedQueue<A> {
     /// In order of completion.
     calls: VecDeque<RetainedCall<A>>,
     bytes: PerDeliveryState<usize>,
-    /// Number of the delivered calls.
+    /// Number of delivered calls.
     delivered: usize,
-    /// The answers that were evicted and are not reported yet.
+    /// Evicted answers that have not been reported yet.
     evicted: Vec<EvictedAnswer>,
 }
 
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, and evicts older ones of the session id for it.
+    /// Retains an ended call if it fits, evicting the session id's older ones to make room.
     ///
-    /// If other sessions take the space in the meantime, the call is not retained in spite of the evictions.
-    /// Returns `true` if evictions must be reported.
+    /// If other sessions take the space in the meantime, the call is not retained despite the evictions. Returns `true` if there are
+    /// evictions to report.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
         let queue = self.0.get_or_insert_default();
         queue.retain(id, ended, totals);
         !queue.evicted.is_empty()
     }
 
-    /// Removes at most `max` calls from the head of the queue that have expired by `now`.
+    /// Removes up to `max` calls that have expired by `now` from the head of the queue.
     pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
         let Some(queue) = &mut self.0 else {
             return;
@@ -97,7 +99,7 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Removes the retained calls of a session.
+    /// Removes a session's retained calls.
     pub(super) fn clear(&mut self, session: KeyHash, totals: &Totals) {
         if let Some(queue) = &mut self.0 {
             let is_of_session = |call: &RetainedCall<A>| call.session == session;
@@ -107,7 +109,7 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Returns the outcome of the latest retained call that has an event.
+    /// Returns the outcome of the latest retained call that an event belongs to.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,
@@ -123,7 +125,7 @@ impl<A> RetainedCalls<A> {
         self.calls().any(|call| call.session == session)
     }
 
-    /// Returns `true` if an undelivered answer of a session is retained and has not expired.
+    /// Returns `true` if a session has an undelivered answer that is retained and has not expired.
     pub(super) fn has_undelivered_answers(&self, session: KeyHash, now: Instant) -> bool {
         let mut undelivered = self.calls().filter(|call| {
             call.session == session && call.delivery_state == DeliveryState::Undelivered
@@ -132,12 +134,12 @@ impl<A> RetainedCalls<A> {
             .any(|call| matches!(call.outcome, RetainedOutcome::Answered(_)) && call.until > now)
     }
 
-    /// Returns when the next retained call is removed.
+    /// Returns when the next retained call is due to be removed.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         Some(self.0.as_ref()?.calls.front()?.until)
     }
 
-    /// Returns `true` if no call is retained, and no eviction is left to report.
+    /// Returns `true` if no call is retained and no eviction is left to report.
     pub(super) fn is_empty(&self) -> bool {
         let queue = self.0.as_ref();
         queue.is_none_or(|queue| queue.calls.is_empty() && queue.evicted.is_empty())
@@ -181,9 +183,9 @@ impl<A> RetainedQueue<A> {
             }
         }
         let (delivery_state, weight) = (call.delivery_state, call.weight);
-        while !totals.try_add_bytes(delivery_state, *self.bytes.of(delivery_state), weight) {
+        while !totals.try_add_bytes(delivery_state, *self.bytes.get(delivery_state), weight) {
             if !self.evict_oldest(id, delivery_state, totals) {
-                // Another session took the space in the meantime.
+                // Another session has taken the space in the meantime.
                 return self.record_eviction(id, &call);
             }
         }
@@ -220,35 +222,35 @@ impl<A> RetainedQueue<A> {
         }
     }
 
-    /// Returns `true` if a call fits after the evictions that are allowed for it.
+    /// Returns `true` if a call would fit after all the evictions that are allowed for it.
     fn can_fit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
         let remaining = match call.delivery_state {
-            DeliveryState::Delivered => *self.bytes.of(DeliveryState::Undelivered),
+            DeliveryState::Delivered => *self.bytes.get(DeliveryState::Undelivered),
             DeliveryState::Undelivered => 0,
         };
-        let session_bytes = *self.bytes.of(call.delivery_state);
-        remaining.saturating_add(call.weight) <= totals.max_bytes_of_session()
+        let session_bytes = *self.bytes.get(call.delivery_state);
+        remaining.saturating_add(call.weight) <= totals.max_session_bytes()
             && totals.could_add_bytes(call.delivery_state, session_bytes, call.weight)
     }
 
     fn exceeds_session_limit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
         let bytes: usize = DeliveryState::ALL
-            .map(|state| *self.bytes.of(state))
+            .map(|state| *self.bytes.get(state))
             .iter()
             .sum();
         let is_delivered = call.delivery_state == DeliveryState::Delivered;
-        bytes + call.weight > totals.max_bytes_of_session()
+        bytes + call.weight > totals.max_session_bytes()
             || is_delivered && self.delivered >= MAX_DELIVERED
     }
 
-    /// Evicts the oldest call of a delivery state. Returns `false` if there is none.
+    /// Evicts the oldest call in a delivery state. Returns `false` if there is none.
     fn evict_oldest(
         &mut self,
         id: &Arc<str>,
         delivery_state: DeliveryState,
         totals: &Totals,
     ) -> bool {
-        if *self.bytes.of(delivery_state) == 0 {
+        if *self.bytes.get(delivery_state) == 0 {
             return false;
         }
         let mut calls = self.calls.iter();
@@ -262,11 +264,11 @@ impl<A> RetainedQueue<A> {
 
     fn push(&mut self, call: RetainedCall<A>) {
         if self.calls.is_empty() {
-            // Under a flood of sessions, most sessions have one.
+            // During a flood of sessions, most of them have only one.
             self.calls.reserve_exact(1);
         }
         self.delivered += usize::from(call.delivery_state == DeliveryState::Delivered);
-        *self.bytes.of_mut(call.delivery_state) += call.weight;
+        *self.bytes.get_mut(call.delivery_state) += call.weight;
         self.calls.push_back(call);
     }
 
@@ -274,12 +276,12 @@ impl<A> RetainedQueue<A> {
         let call = self.calls.remove(index)?;
         self.calls.shrink_if_sparse();
         self.delivered -= usize::from(call.delivery_state == DeliveryState::Delivered);
-        *self.bytes.of_mut(call.delivery_state) -= call.weight;
+        *self.bytes.get_mut(call.delivery_state) -= call.weight;
         totals.remove_bytes(call.delivery_state, call.weight);
         Some(call)
     }
 
-    /// Stores an undelivered answer for the event that reports it. A delivered one needs no report.
+    /// Stores an undelivered answer, so that its eviction is reported. A delivered one needs no report.
     #[cold]
     fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
         if call.delivery_state == DeliveryState::Undelivered {

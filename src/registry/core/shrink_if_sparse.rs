@@ -5,14 +5,14 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Maximum capacity that is never reduced: 64. A larger one is reduced when less than an eighth of it is used.
+/// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of it is in use.
 const MIN_CAPACITY: usize = 64;
 
 /// A collection that keeps its capacity when elements are removed.
 pub(crate) trait ShrinkIfSparse {
     /// Releases capacity if less than an eighth of it is used. Must be called after each removal.
     ///
-    /// Half of the remaining capacity is free, so that many insertions or removals are needed before the next reallocation.
+    /// Half of the remaining capacity stays free, so that it takes many insertions or removals before the next reallocation.
     fn shrink_if_sparse(&mut self);
 }
 

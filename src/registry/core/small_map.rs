@@ -1,11 +1,11 @@
 //! A map that is a list while it is small.
 //!
-//! Most sessions have one call at a time, so nearly every map is small. A large map is a B-tree, which moves only a few entries at a
-//! time, even when it grows. A hash table would move all entries at once, and the session's other calls would wait.
+//! Most sessions have one call at a time, so nearly every map is small. A large map is a B-tree, which only moves a few entries at a time,
+//! even when it grows. A hash table would move all of them at once, while the session's other calls wait.
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
-/// Maximum number of entries of a list: 8. A scan of 8 entries takes no longer than a search in a tree.
+/// Maximum number of entries in a list. Up to this length, a scan takes no longer than a tree search.
 const MAX_LIST_LEN: usize = 8;
 
 /// Both variants are ordered by key.
@@ -52,14 +52,14 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// Inserts a value and returns the previous one of the key.
+    /// Inserts a value and returns the key's previous one.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let list = match self {
             Self::Tree(tree) => return tree.insert(key, value),
             Self::List(list) => list,
         };
-        let at = list.iter().take_while(|(k, _)| *k < key).count();
-        if let Some((_, previous)) = list.get_mut(at).filter(|(k, _)| *k == key) {
+        let index = list.iter().take_while(|(k, _)| *k < key).count();
+        if let Some((_, previous)) = list.get_mut(index).filter(|(k, _)| *k == key) {
             return Some(mem::replace(previous, value));
         }
         if list.len() == MAX_LIST_LEN {
@@ -68,18 +68,18 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             return None;
         }
         if list.len() == list.capacity() {
-            // Most maps never have a second entry.
+            // Most maps never get a second entry.
             list.reserve_exact(list.len().max(1));
         }
-        list.insert(at, (key, value));
+        list.insert(index, (key, value));
         None
     }
 
     pub(super) fn remove(&mut self, key: K) -> Option<V> {
         match self {
             Self::List(list) => {
-                let at = list.iter().position(|(k, _)| *k == key)?;
-                Some(list.remove(at).1)
+                let index = list.iter().position(|(k, _)| *k == key)?;
+                Some(list.remove(index).1)
             }
             Self::Tree(tree) => {
                 let removed = tree.remove(&key);
@@ -95,7 +95,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.after(None)
     }
 
-    /// Returns the entries after `key`, or all entries if it is `None`.
+    /// Returns the entries after `key`, or all entries if `key` is `None`.
     pub(super) fn after(&self, key: Option<K>) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::List(list) => (Some(list), None),
@@ -135,9 +135,9 @@ mod tests {
                 prop_assert_eq!(small.get(key), map.get(&key));
                 let all: Vec<_> = small.iter().map(|(k, v)| (k, *v)).collect();
                 prop_assert_eq!(all, map.clone().into_iter().collect::<Vec<_>>());
-                let behind: Vec<_> = small.after(Some(key)).map(|(k, _)| k).collect();
+                let after: Vec<_> = small.after(Some(key)).map(|(k, _)| k).collect();
                 let expected: Vec<_> = map.range(key + 1..).map(|(k, _)| *k).collect();
-                prop_assert_eq!(behind, expected);
+                prop_assert_eq!(after, expected);
             }
         }
     }

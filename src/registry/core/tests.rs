@@ -19,12 +19,12 @@ const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
     resume_window: Duration::ZERO,
 };
 
-/// Returns the state of a session without calls.
+/// Returns the state of a session that has no calls.
 fn session() -> TestSession {
-    limited(Limits::default())
+    session_with_limits(Limits::default())
 }
 
-fn limited(limits: Limits) -> TestSession {
+fn session_with_limits(limits: Limits) -> TestSession {
     let shared = Arc::new(RegistryShared::default());
     shared.totals.set_limits(limits);
     SessionState::new(shared.clone(), Some(session_id(&shared)))
@@ -38,29 +38,29 @@ fn request(id: i64) -> Option<(Scope, RequestId)> {
     Some((here(), RequestId::Number(id)))
 }
 
-/// Starts and accepts a call, as an exchange does.
+/// Starts and accepts a call, like an exchange does.
 fn accepted(
     session: &mut TestSession,
-    name: Option<(Scope, RequestId)>,
+    key: Option<(Scope, RequestId)>,
     call: &'static str,
 ) -> CallId {
-    accepted_until(session, name, call, None)
+    accepted_until(session, key, call, None)
 }
 
 /// Starts and accepts a call with a deadline.
 fn accepted_until(
     session: &mut TestSession,
-    name: Option<(Scope, RequestId)>,
+    key: Option<(Scope, RequestId)>,
     call: &'static str,
     deadline: Option<Instant>,
 ) -> CallId {
     let id = CallId::next();
-    session.start(id, name, call, deadline);
+    session.start(id, key, call, deadline);
     session.accept(id);
     id
 }
 
-fn until(deadline: Instant) -> DetachedState {
+fn grace_until(deadline: Instant) -> DetachedState {
     DetachedState::GraceUntil {
         deadline,
         retry: RETRY,
@@ -76,22 +76,22 @@ fn detach(session: &mut TestSession, id: CallId, now: Instant) -> DetachOutcome 
     session.detach(
         id,
         POST_GENERATION,
-        until(now + SECOND),
+        grace_until(now + SECOND),
         false,
         detachment(now),
     )
 }
 
 /// Returns a session with an accepted call, and the current time.
-fn with_call(call: &'static str) -> (TestSession, CallId, Instant) {
+fn session_with_call(call: &'static str) -> (TestSession, CallId, Instant) {
     let mut session = session();
     let id = accepted(&mut session, request(1), call);
     (session, id, Instant::now())
 }
 
 /// Returns a session with a detached call, and the time of the detach.
-fn with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
-    let (mut session, id, now) = with_call(call);
+fn session_with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
+    let (mut session, id, now) = session_with_call(call);
     detach(&mut session, id, now);
     (session, id, now)
 }
@@ -151,7 +151,7 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
     session.detach(
         detached,
         POST_GENERATION,
-        until(now + 9 * SECOND),
+        grace_until(now + 9 * SECOND),
         false,
         detachment(now),
     );
@@ -169,13 +169,13 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 }
 
 #[test]
-fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
+fn a_call_resumed_within_its_grace_keeps_its_deadline() {
     let (mut session, now) = (session(), Instant::now());
     let id = accepted_until(&mut session, request(1), "call", Some(now + 9 * SECOND));
     session.detach(
         id,
         POST_GENERATION,
-        until(now + SECOND),
+        grace_until(now + SECOND),
         false,
         detachment(now),
     );
@@ -189,9 +189,15 @@ fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
 
 #[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
-    let (mut session, id, now) = with_call("call");
+    let (mut session, id, now) = session_with_call("call");
     assert_eq!(
-        session.detach(id, POST_GENERATION, until(now), false, detachment(now)),
+        session.detach(
+            id,
+            POST_GENERATION,
+            grace_until(now),
+            false,
+            detachment(now)
+        ),
         DetachOutcome::CancelNow
     );
     session.finish(id, None);
@@ -199,8 +205,8 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 }
 
 #[test]
-fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
-    let (mut session, id, now) = with_call("call");
+fn invariant_4_dropping_an_older_stream_late_has_no_effect() {
+    let (mut session, id, now) = session_with_call("call");
     let second = session.attach(id).unwrap();
     assert_eq!(detach(&mut session, id, now), DetachOutcome::Ignored);
     assert!(!session.is_detached(id));
@@ -208,11 +214,11 @@ fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
     let third = session.attach(id).unwrap();
     assert!(second < third);
     assert_eq!(
-        session.detach(id, second, until(now), false, detachment(now)),
+        session.detach(id, second, grace_until(now), false, detachment(now)),
         DetachOutcome::Ignored
     );
     assert_eq!(
-        session.detach(id, third, until(now + SECOND), false, detachment(now)),
+        session.detach(id, third, grace_until(now + SECOND), false, detachment(now)),
         DetachOutcome::Waiting
     );
     assert!(session.is_detached(id));
@@ -220,16 +226,25 @@ fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
 
 #[test]
 fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     assert_eq!(session.expiry(id), None, "its grace has not expired");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
     // The client resumes and disconnects again, and the new grace expires as well.
     let second = session.attach(id).unwrap();
     let later = now + 2 * SECOND;
-    session.detach(id, second, until(later), false, detachment(now + SECOND));
+    session.detach(
+        id,
+        second,
+        grace_until(later),
+        false,
+        detachment(now + SECOND),
+    );
     assert_eq!(session.expire(later), [(id, "call", Expired::Grace)]);
-    assert!(!session.confirm(id, due, later), "that was another expiry");
+    assert!(
+        !session.confirm(id, due, later),
+        "it was for another expiry"
+    );
     assert!(!session.postpone(id, due, later + SECOND));
 
     let due = session.expiry(id).unwrap();
@@ -258,11 +273,11 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
 
 #[test]
 fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
     assert!(session.confirm(id, due, now + SECOND));
-    // The resume of the client waits in the accept queue.
+    // The client's resume is waiting in the accept queue.
     let resumed_at = now + 60 * SECOND;
     assert_eq!(session.expire(resumed_at), []);
     assert!(session.begin_resume(id, resumed_at));
@@ -275,10 +290,10 @@ fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
     );
 }
 
-/// A confirmation from before a stall may be outdated, for example because of an expired lease.
+/// A confirmation from before a stall may be outdated, for example if a lease has expired.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
     assert!(session.confirm(id, due, now + SECOND));
@@ -289,8 +304,8 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
 }
 
 #[test]
-fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
-    let (mut session, id, now) = with_detached_call("call");
+fn invariant_5_a_pending_resume_defers_the_expiry_but_not_indefinitely() {
+    let (mut session, id, now) = session_with_detached_call("call");
     assert!(session.begin_resume(id, now) && session.begin_resume(id, now));
 
     assert!(
@@ -303,10 +318,16 @@ fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
 
 #[test]
 fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     session.begin_resume(id, now);
     let second = session.attach(id).unwrap();
-    session.detach(id, second, until(now + SECOND), false, detachment(now));
+    session.detach(
+        id,
+        second,
+        grace_until(now + SECOND),
+        false,
+        detachment(now),
+    );
     session.begin_resume(id, now);
 
     session.end_resume(id, now);
@@ -318,12 +339,12 @@ fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
 }
 
 #[test]
-fn invariant_6_every_detach_starts_the_grace_in_full() {
-    let (mut session, id, start) = with_call("polled");
+fn invariant_6_every_detach_starts_a_full_grace() {
+    let (mut session, id, start) = session_with_call("polled");
     let mut generation = POST_GENERATION;
     for poll in 0..100 {
         let now = start + poll * SECOND;
-        let deadline = until(now + 2 * SECOND);
+        let deadline = grace_until(now + 2 * SECOND);
         assert_eq!(
             session.detach(id, generation, deadline, false, detachment(now)),
             DetachOutcome::Waiting
@@ -335,12 +356,18 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 
 #[test]
 fn invariant_6_empty_resumes_renew_the_grace_a_few_times_only() {
-    let (mut session, id, start) = with_detached_call("polled in vain");
+    let (mut session, id, start) = session_with_detached_call("polled without events");
     let mut renewals = 0;
     loop {
         let now = start + (renewals + 1) * SECOND;
         let generation = session.attach(id).unwrap();
-        match session.detach(id, generation, until(now + SECOND), true, detachment(now)) {
+        match session.detach(
+            id,
+            generation,
+            grace_until(now + SECOND),
+            true,
+            detachment(now),
+        ) {
             DetachOutcome::Waiting => renewals += 1,
             _ => break,
         }
@@ -350,7 +377,7 @@ fn invariant_6_empty_resumes_renew_the_grace_a_few_times_only() {
 
 #[test]
 fn invariant_6_resumes_that_are_turned_away_renew_the_grace_a_few_times_only() {
-    let (mut session, id, mut now) = with_detached_call("call");
+    let (mut session, id, mut now) = session_with_detached_call("call");
     for _ in 0..MAX_EMPTY_RESUMES {
         now += SECOND - Duration::from_millis(1);
         assert_eq!(session.expire(now), []);
@@ -366,7 +393,7 @@ fn invariant_6_resumes_that_are_turned_away_renew_the_grace_a_few_times_only() {
     assert_eq!(session.expire(now + SECOND), [(id, "call", Expired::Grace)]);
 }
 
-/// Expires the next deadline, `late` after its time.
+/// Lets the next deadline expire, `late` after it is due.
 fn expire_next(session: &mut TestSession, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
     let at = session.next_deadline().unwrap();
     session.expire(at + late)
@@ -374,7 +401,7 @@ fn expire_next(session: &mut TestSession, late: Duration) -> Vec<(CallId, &'stat
 
 #[test]
 fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     let handled_at = now + SECOND + 12 * SECOND;
     assert!(session.expire(handled_at).is_empty());
     assert_eq!(session.next_deadline(), Some(handled_at + 2 * RETRY));
@@ -393,7 +420,7 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
 
 #[test]
 fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     let handled_at = now + SECOND;
     assert!(
         session
@@ -440,7 +467,7 @@ fn invariant_7_a_deadline_behind_a_backlog_of_the_timer_task_is_not_late() {
 
 #[test]
 fn invariant_7_a_deadline_between_two_turns_that_runs_a_little_late_is_checked_again() {
-    let (mut session, id, now) = with_call("call");
+    let (mut session, id, now) = session_with_call("call");
     detach(&mut session, id, now + SECOND / 1_000);
     let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     tracker.next_turn(now + SECOND + SECOND / 100);
@@ -472,12 +499,18 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
     for (late, postponed) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
         let mut now = Instant::now();
         let mut session = session();
-        let id = accepted(&mut session, request(1), "polled in vain");
+        let id = accepted(&mut session, request(1), "polled without events");
         detach(&mut session, id, now);
         for _ in 0..MAX_EMPTY_RESUMES {
             let generation = session.attach(id).unwrap();
             now += SECOND / 2;
-            session.detach(id, generation, until(now + SECOND), true, detachment(now));
+            session.detach(
+                id,
+                generation,
+                grace_until(now + SECOND),
+                true,
+                detachment(now),
+            );
         }
         now += SECOND + late;
         assert!(session.expire(now).is_empty(), "the runtime was stalled");
@@ -488,7 +521,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
         let detached = session.detach(
             id,
             generation,
-            until(now + 60 * SECOND),
+            grace_until(now + 60 * SECOND),
             true,
             detachment(now),
         );
@@ -502,7 +535,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
 }
 
 #[test]
-fn invariant_7_a_resume_refused_in_the_meantime_does_not_shorten_the_time_of_others() {
+fn invariant_7_a_resume_refused_in_the_meantime_does_not_shorten_the_recheck_delay() {
     let now = Instant::now();
     let handled_at = now + SECOND + 3 * SECOND / 10;
     let refused = handled_at + RECHECK_DELAY / 2;
@@ -522,8 +555,8 @@ fn invariant_7_a_resume_refused_in_the_meantime_does_not_shorten_the_time_of_oth
 }
 
 #[test]
-fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_was_late() {
-    let (mut session, id, now) = with_detached_call("call");
+fn invariant_7_a_resume_from_the_accept_queue_does_not_hide_a_late_deadline() {
+    let (mut session, id, now) = session_with_detached_call("call");
     let handled_at = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
     assert!(session.begin_resume(id, handled_at));
     assert!(session.expire(handled_at).is_empty());
@@ -533,9 +566,9 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
 }
 
 #[test]
-fn invariant_8_ids_in_the_format_of_rmcp_are_opaque_if_another_server_may_have_issued_them() {
+fn invariant_8_ids_in_rmcps_format_are_opaque_if_another_server_may_have_issued_them() {
     for ids in [
-        // A counter and a constant, a stream and its counter, and counters that continue from call to call.
+        // A counter and a constant, a stream and its counter, and counters that continue across calls.
         [["1/7", "2/7"], ["3/7", "4/7"]],
         [["1/0", "1/1"], ["2/0", "2/1"]],
         [["0/0", "1/0"], ["2/1", "3/1"]],
@@ -544,14 +577,18 @@ fn invariant_8_ids_in_the_format_of_rmcp_are_opaque_if_another_server_may_have_i
         let mut session = session();
         let calls = [1, 2].map(|id| accepted(&mut session, request(id), "call"));
         for nth in [0, 1] {
-            for (id, names) in calls.iter().zip(ids) {
-                session.record_event_id(*id, names[nth].as_bytes(), EventIdFormat::Any);
+            for (id, event_ids) in calls.iter().zip(ids) {
+                session.record_event_id(*id, event_ids[nth].as_bytes(), EventIdFormat::Any);
             }
         }
-        for (id, names) in calls.iter().zip(ids) {
-            for name in names {
-                let matched = session.match_event(&here(), name.as_bytes());
-                assert_eq!(matched, EventMatch::Call(*id, "call"), "{name} of {ids:?}");
+        for (id, event_ids) in calls.iter().zip(ids) {
+            for event_id in event_ids {
+                let matched = session.match_event(&here(), event_id.as_bytes());
+                assert_eq!(
+                    matched,
+                    EventMatch::Call(*id, "call"),
+                    "{event_id} of {ids:?}"
+                );
             }
         }
         assert_eq!(session.match_event(&here(), b"99/7"), EventMatch::Nothing);
@@ -563,7 +600,7 @@ fn invariant_8_ids_in_the_format_of_rmcp_are_opaque_if_another_server_may_have_i
 }
 
 #[test]
-fn invariant_8_of_opaque_ids_the_first_and_the_latest_are_known() {
+fn invariant_8_the_first_and_the_latest_opaque_ids_are_known() {
     let mut session = session();
     let id = accepted(&mut session, request(1), "call");
     let event = |n: usize| format!("event-{n}").into_bytes();
@@ -645,7 +682,7 @@ fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     assert_empty(&session);
 }
 
-/// Simulates two keys with the same 64-bit hash, which no client can cause.
+/// Simulates two keys with the same 64-bit hash, which no client can bring about.
 #[test]
 fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     let now = Instant::now();
@@ -672,7 +709,7 @@ fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     assert_untouched(&session, victim);
 }
 
-/// Asserts that the call is found, and that its client can resume.
+/// Asserts that the call can be found and that its client can resume.
 fn assert_untouched(session: &TestSession, victim: CallId) {
     assert_eq!(
         session.match_event(&here(), b"0/0"),
@@ -683,7 +720,7 @@ fn assert_untouched(session: &TestSession, victim: CallId) {
     assert!(session.is_detached(victim));
 }
 
-/// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
+/// Ends a call with an answer of `weight` bytes, on a stream of its own.
 fn end_with(
     session: &mut TestSession,
     now: Instant,
@@ -732,7 +769,7 @@ fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
 #[test]
 fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one() {
     let now = Instant::now();
-    let mut session = limited(Limits::default().retained_of_session(4_332));
+    let mut session = session_with_limits(Limits::default().retained_of_session(4_332));
     end_with(&mut session, now, 0, true, 488);
     for stream in 1..9 {
         end_with(&mut session, now, stream, false, 488);
@@ -757,7 +794,7 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
 }
 
 #[test]
-fn invariant_11_of_the_delivered_answers_the_latest_64_are_retained() {
+fn invariant_11_the_latest_64_delivered_answers_are_retained() {
     let now = Instant::now();
     let mut session = session();
     end_with(&mut session, now, 100, true, 2);
@@ -826,7 +863,7 @@ fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
 #[test]
 fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     let now = Instant::now();
-    let mut session = limited(Limits::default().retained_of_session(3_000));
+    let mut session = session_with_limits(Limits::default().retained_of_session(3_000));
     let answer = end_with(&mut session, now, 0, true, 488);
     let cancelled = accepted(&mut session, request(1), "call");
     session.record_event_id(cancelled, b"0/1", EventIdFormat::Rmcp);
@@ -857,7 +894,7 @@ fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     assert_empty(&session);
 }
 
-/// An event id matches the call that had its stream last.
+/// An event id matches the last call to have had its stream.
 #[test]
 fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
@@ -880,7 +917,7 @@ fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
 }
 
 #[test]
-fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones() {
+fn invariant_12_closing_a_session_returns_its_calls_and_removes_retained_ones() {
     let now = Instant::now();
     let mut session = session();
     let live = accepted(&mut session, request(1), "live");
@@ -895,8 +932,8 @@ fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones
 }
 
 #[test]
-fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
-    let (mut session, id, now) = with_call("call");
+fn invariant_12_a_reopened_session_finds_none_of_its_old_calls() {
+    let (mut session, id, now) = session_with_call("call");
     session.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
     session.begin_close(&here());
     assert_eq!(session.match_event(&here(), b"0/0"), EventMatch::Nothing);
@@ -905,7 +942,7 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     assert_empty(&session);
 }
 
-/// Asserts that the call was removed as unobserved since `since`, and reported once.
+/// Asserts that a call unobserved since `since` is removed and reported once.
 fn assert_forgotten(session: &mut TestSession, id: CallId, since: Instant) {
     let expired = session.expire(since + UNOBSERVED_TTL);
     let [(removed, _, Expired::Forgotten(finished))] = &*expired else {
@@ -942,7 +979,7 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
     session.add_background_reader(id);
     session.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
     session.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
-    assert_eq!(session.next_deadline(), None, "another task reads on");
+    assert_eq!(session.next_deadline(), None, "another task keeps reading");
     session.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(session.next_deadline(), Some(now + UNOBSERVED_TTL));
     session.add_background_reader(id);
@@ -957,7 +994,7 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
 
 #[test]
 fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
-    let (mut session, id, now) = with_detached_call("call");
+    let (mut session, id, now) = session_with_detached_call("call");
     session.set_maybe_resumed(id, unobserved(now));
     assert!(session.expire(now + 60 * SECOND).is_empty());
     assert_eq!(session.len(), 1);
@@ -969,7 +1006,7 @@ fn invariant_11_an_answer_is_retained_for_the_resume_window() {
     let now = Instant::now();
     let later = now + 60 * SECOND;
     for (wait, expected) in [
-        (until(now + HOUR), later + HOUR),
+        (grace_until(now + HOUR), later + HOUR),
         (
             DetachedState::UntilComplete {
                 resume_window: HOUR,
@@ -1008,7 +1045,7 @@ fn a_detachment_ends_with_a_resume() {
 }
 
 #[test]
-fn after_a_peak_capacity_is_released() {
+fn capacity_is_released_after_a_peak() {
     let mut session = session();
     let calls = (0..6_000).map(|n| {
         let id = accepted(&mut session, request(n), "call");
@@ -1027,7 +1064,7 @@ fn after_a_peak_capacity_is_released() {
 }
 
 #[test]
-fn invariant_8_an_event_id_names_its_stream() {
+fn invariant_8_an_event_id_identifies_its_stream() {
     let mut session = session();
     let id = accepted(&mut session, request(1), "call");
     session.record_event_id(id, b"0/4", EventIdFormat::Rmcp);
@@ -1126,8 +1163,8 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let mut session = session();
     let there = scope_of(1);
     let one = accepted(&mut session, request(7), "one");
-    let name = (there.clone(), RequestId::Number(7));
-    let other = accepted(&mut session, Some(name), "other");
+    let key = (there.clone(), RequestId::Number(7));
+    let other = accepted(&mut session, Some(key), "other");
     session.record_event_id(one, b"0/0", EventIdFormat::Rmcp);
     assert_eq!(
         session.match_event(&here(), b"0/0"),
@@ -1154,7 +1191,7 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     assert_empty(&session);
 }
 
-/// The event ids of servers that number the events of each response from the start.
+/// Event ids from servers that number each response's events from the start.
 #[test]
 fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     for ids in [["7", "7"], ["0/7", "0/7"], ["7/0", "7/0"]] {
@@ -1175,9 +1212,9 @@ fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     }
 }
 
-/// Two calls have an event id. One of them ends, and a third call gets the same id.
+/// Two calls have the same event id. One of them ends, and a third call gets the id.
 #[test]
-fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() {
+fn an_event_of_two_in_flight_calls_matches_both_even_if_an_ended_third_had_it() {
     let (mut session, now) = (session(), Instant::now());
     let first = accepted(&mut session, request(1), "first");
     let second = accepted(&mut session, request(2), "second");
@@ -1190,7 +1227,7 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     detach(&mut session, first, now);
     let mut matched = session.match_event(&here(), b"x").in_flight();
     matched.sort_unstable();
-    // A resume defers the expiry of the graces of all calls that its event id may match.
+    // A resume defers the expiry of the grace for every call that its event id may match.
     for (id, _) in &matched {
         session.begin_resume(*id, now);
     }
@@ -1198,9 +1235,9 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     assert_eq!(session.expire(now + SECOND), [], "its client has resumed");
 }
 
-/// The client has resumed elsewhere. It is unknown in which of the two sessions.
+/// The client has resumed elsewhere, but it is unknown in which of the two sessions.
 #[test]
-fn an_event_also_matches_a_call_of_another_scope_whose_ids_are_incomplete() {
+fn an_event_also_matches_a_call_in_another_scope_whose_ids_are_incomplete() {
     let mut session = session();
     let known = accepted(&mut session, request(7), "known");
     session.record_event_id(known, b"x", EventIdFormat::Any);
@@ -1212,9 +1249,9 @@ fn an_event_also_matches_a_call_of_another_scope_whose_ids_are_incomplete() {
 }
 
 #[test]
-fn calls_of_another_scope_do_not_count_for_the_limit_of_a_session() {
+fn calls_in_another_scope_do_not_count_toward_a_sessions_limit() {
     let now = Instant::now();
-    let mut session = limited(Limits::default().detached_of_session(1));
+    let mut session = session_with_limits(Limits::default().detached_of_session(1));
     let here = accepted(&mut session, request(7), "here");
     let there = Some((scope_of(1), RequestId::Number(7)));
     let there = accepted(&mut session, there, "there");

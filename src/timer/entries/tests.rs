@@ -12,7 +12,7 @@ use super::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Is rearmed every minute. Its callback drops the stream that it keeps.
+/// A target that is rearmed every minute, and whose callback drops the stream that it keeps.
 #[derive(Default)]
 struct Stream {
     handle: OnceLock<TimerHandle>,
@@ -20,7 +20,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+    fn with_deadline(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let stream = Arc::new(Self::default());
         let weak: Weak<Self> = Arc::downgrade(&stream);
         let first = stream.handle.set(timer.set(at, weak));
@@ -51,7 +51,9 @@ fn next(timer: &Timer) -> Option<Instant> {
 fn a_dropped_target_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let at = Instant::now() + MINUTE;
-    let streams: Vec<_> = (0..100).map(|_| Stream::timed(&timer, at)).collect();
+    let streams: Vec<_> = (0..100)
+        .map(|_| Stream::with_deadline(&timer, at))
+        .collect();
     assert_eq!(counts(&timer), (100, 100));
     let weak_streams: Vec<_> = streams.iter().map(Arc::downgrade).collect();
     drop(streams);
@@ -64,7 +66,7 @@ fn a_dropped_target_leaves_no_entry() {
 fn a_target_that_rearms_is_called_again() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let stream = Stream::timed(&timer, now);
+    let stream = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 1));
     drop(stream);
@@ -76,9 +78,9 @@ fn a_target_that_rearms_is_called_again() {
 fn a_target_dropped_in_its_callback_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let first = Stream::timed(&timer, now);
-    let next = Stream::timed(&timer, now);
-    let later = Stream::timed(&timer, now + MINUTE);
+    let first = Stream::with_deadline(&timer, now);
+    let next = Stream::with_deadline(&timer, now);
+    let later = Stream::with_deadline(&timer, now + MINUTE);
     *next.keeps.lock().expect("no panic") = Some(later);
     *first.keeps.lock().expect("no panic") = Some(next);
     let weak = Arc::downgrade(&first);
@@ -91,7 +93,7 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A target that calls `at_deadline` at its deadline. Its drop removes its entry.
+/// A target that calls `at_deadline` at its deadline, and removes its entry when dropped.
 struct CallbackTarget {
     at_deadline: Box<dyn Fn(Instant) -> Option<Rearm> + Send + Sync>,
     handle: OnceLock<TimerHandle>,
@@ -119,12 +121,12 @@ impl OnDeadline for CallbackTarget {
     }
 }
 
-/// Runs what has expired, as another timer task. Returns when it would wake.
+/// Handles expired entries as another timer task would. Returns when that task would wake.
 fn run_elsewhere(timer: &Arc<Timer>, now: Instant) -> Option<Instant> {
     timer.run_all_expired(&LatenessTracker::new(now, Timeliness::Late))
 }
 
-/// Two timer tasks may run at once. One of them may sleep without the entry that the other has taken out.
+/// Two timer tasks can run at once. One may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
     let timer = Arc::new(Timer::new());
@@ -144,7 +146,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// While a callback does not return, another timer task handles the other entries.
+/// Until a callback returns, another timer task handles the other entries.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     let timer = Arc::new(Timer::new());
@@ -154,7 +156,7 @@ fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
         assert_eq!(run_elsewhere(&others, now), Some(now + MINUTE));
         None
     });
-    let _behind = Stream::timed(&timer, now);
+    let _behind = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
@@ -164,12 +166,12 @@ fn a_callback_that_panics_affects_no_other_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let _panics = CallbackTarget::set(&timer, now, |_| std::panic::panic_any("on purpose"));
-    let _other = Stream::timed(&timer, now);
+    let _other = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
 
-/// A target that was used in between starts a new series of rechecks.
+/// A target that has been used in the meantime starts a new series of rechecks.
 #[test]
 fn the_count_of_rechecks_restarts_after_a_use() {
     #[derive(Default)]
@@ -208,7 +210,7 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     assert_eq!(callbacks.last(), Some(&Timeliness::OnTime));
 }
 
-/// Has several deadlines, as a registry does.
+/// A target that has several deadlines, as a registry does.
 struct SeveralDeadlines {
     handle: OnceLock<TimerHandle>,
     observed: Mutex<Vec<(Instant, Timeliness)>>,
@@ -217,7 +219,7 @@ struct SeveralDeadlines {
 }
 
 impl SeveralDeadlines {
-    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+    fn new(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let several = Arc::new(Self {
             handle: OnceLock::new(),
             observed: Mutex::default(),
@@ -262,7 +264,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
-    let several = SeveralDeadlines::timed(&timer, late);
+    let several = SeveralDeadlines::new(&timer, late);
     sleep(MINUTE / 2).await;
     several.reset_earlier(early);
     several.reset_earlier(late);
@@ -270,7 +272,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
     assert_eq!(counts(&timer), (1, 1));
     sleep(10 * MINUTE).await;
     assert_eq!(several.callbacks(), [early]);
-    // The entry is disarmed until it is reset.
+    // The entry stays disarmed until it is reset.
     let requeue = Instant::now() + MINUTE;
     several.reset_earlier(requeue);
     sleep(10 * MINUTE).await;
@@ -283,7 +285,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     let timer = Arc::new(Timer::new());
-    // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
+    // In minutes: the deadlines set during the first callback, the one that it returns, and the times of all callbacks.
     for (within, next, callbacks) in [
         (&[2][..], None, &[1, 2][..]),
         (&[2], Some(3), &[1, 2]),
@@ -295,7 +297,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     ] {
         let start = Instant::now();
         let at = |minutes: &u32| start + *minutes * MINUTE;
-        let several = SeveralDeadlines::timed(&timer, at(&1));
+        let several = SeveralDeadlines::new(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
         several.set_next(&within, next.as_ref().map(at));
         sleep(10 * MINUTE).await;
@@ -305,12 +307,12 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// During a slow callback, a second timer task handles a deadline that was set in the meantime.
+/// While a callback is slow, a second timer task handles a deadline set in the meantime.
 #[test]
 fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let several = SeveralDeadlines::timed(&timer, now);
+    let several = SeveralDeadlines::new(&timer, now);
     let (id, expired) = timer.take_expired(now).expect("due");
     several.reset_earlier(now + MINUTE);
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
@@ -336,7 +338,7 @@ fn the_callback_gets_the_timeliness() {
         (Duration::ZERO, Timeliness::Late, Timeliness::Late),
     ] {
         let timer = Arc::new(Timer::new());
-        let several = SeveralDeadlines::timed(&timer, now);
+        let several = SeveralDeadlines::new(&timer, now);
         timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
         let observed = several.observed.lock().expect("no panic");
         assert_eq!(*observed, [(now + late, expected)]);
@@ -349,7 +351,7 @@ fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let targets: Vec<_> = (0..3 * MAX_PER_POLL)
-        .map(|_| SeveralDeadlines::timed(&timer, now))
+        .map(|_| SeveralDeadlines::new(&timer, now))
         .collect();
     let handled = || {
         let handled = targets

@@ -356,8 +356,11 @@ async fn observers_are_notified_why_a_session_was_closed() {
         sessions
             .lost_timeout(LOST_TIMEOUT)
             .on_session(move |event| {
-                if let SessionEvent::Closed { session, why, .. } = event {
-                    let _sent = sender.send(((*session).to_owned(), *why));
+                if let SessionEvent::Closed {
+                    session, reason, ..
+                } = event
+                {
+                    let _sent = sender.send(((*session).to_owned(), *reason));
                 }
             })
     };
@@ -366,9 +369,9 @@ async fn observers_are_notified_why_a_session_was_closed() {
     let standalone = listen(&lost).await;
     let mut found = async |mcp: &Mcp| loop {
         let end = within("the end of the session", ends.recv()).await;
-        let (session, why) = end.expect("the observer exists");
+        let (session, reason) = end.expect("the observer exists");
         if Some(&*session) == mcp.session_id() {
-            return why;
+            return reason;
         }
     };
 

@@ -36,7 +36,7 @@ impl Harness {
         exceeded
     }
 
-    /// Expires answers, then starts and returns every operation that may start now.
+    /// Expires answers, then starts and returns every operation that can be started now.
     fn start(&mut self) -> Vec<Operation> {
         self.queue.expire(self.now);
         std::iter::from_fn(|| self.queue.next_operation(self.now)).collect()
@@ -77,7 +77,7 @@ impl Harness {
     }
 }
 
-/// Returns the call of each operation, and `true` if the operation writes the call's answer.
+/// Returns each operation's call, and `true` if the operation writes the call's answer.
 fn summarize(operations: &[Operation]) -> Vec<(CallNumber, bool)> {
     let operations = operations.iter();
     operations
@@ -151,7 +151,7 @@ fn the_oldest_answer_of_a_session_is_evicted_above_its_bound() {
     for call in 0..10 {
         assert_eq!(harness.put("a", call, 100_000), None);
     }
-    // An answer that has not been written needs no removal.
+    // An answer that has not been written yet needs no removal.
     assert_eq!(harness.put("a", 10, 100_000), Some(Bound::Session));
     assert_eq!(summarize(&harness.start())[..2], writes([9, 1]));
     let mut harness = Harness::new();
@@ -159,7 +159,7 @@ fn the_oldest_answer_of_a_session_is_evicted_above_its_bound() {
         harness.put("a", call, 100_000);
     }
     harness.write_all();
-    // An answer that has been written is removed before the next write.
+    // An answer that has already been written is removed before the next write.
     assert_eq!(harness.put("a", 10, 100_000), Some(Bound::Session));
     let operations = harness.start();
     assert_eq!(
@@ -228,7 +228,7 @@ fn an_answer_evicted_after_a_failed_write_is_removed() {
 
 #[test]
 fn everything_expires_ten_minutes_after_the_end_of_its_call() {
-    // The answers at expiry: written (1), in flight (4 to 6), evicted during the write (3), and with the removal in flight (2).
+    // The state of each answer when it expires: written (1), in flight (4 to 6), evicted while being written (3), being removed (2).
     let mut harness = Harness::new();
     harness.put("written", 1, 10);
     harness.write_all();
@@ -253,7 +253,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
         harness.queue.expire(harness.now),
         "some expired answers were not known to be written"
     );
-    // The answer to the same call is queued again before its operation in flight has ended.
+    // The answer to the same call is queued again while its previous operation is still in flight.
     assert_eq!(harness.put("failed", 5, 10), None);
     harness.complete(late, false);
     harness.now += RETRY_DELAY;
@@ -306,21 +306,24 @@ fn a_flush_waits_for_reserved_and_queued_answers_but_not_for_later_ones() {
 #[test]
 fn an_answer_not_written_within_a_second_is_late() {
     let mut harness = Harness::new();
-    let is_late = |harness: &Harness| harness.queue.is_late(harness.now);
+    let has_late_answers = |harness: &Harness| harness.queue.has_late_answers(harness.now);
     harness.put("a", 0, 100);
     harness.now += LATE_THRESHOLD;
-    assert!(!is_late(&harness));
+    assert!(!has_late_answers(&harness));
     harness.now += Duration::from_millis(1);
-    assert!(is_late(&harness));
+    assert!(has_late_answers(&harness));
     let in_flight = harness.start();
-    assert!(is_late(&harness), "a write in flight may still fail");
+    assert!(
+        has_late_answers(&harness),
+        "a write in flight may still fail"
+    );
     harness.complete(in_flight, true);
-    assert!(!is_late(&harness));
+    assert!(!has_late_answers(&harness));
     harness.queue.write_again();
-    assert!(is_late(&harness));
+    assert!(has_late_answers(&harness));
     harness.now += ANSWER_TTL;
     harness.start();
-    assert!(!is_late(&harness), "an expired answer is not late");
+    assert!(!has_late_answers(&harness), "an expired answer is not late");
 }
 
 #[test]

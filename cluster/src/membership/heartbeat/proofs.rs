@@ -37,7 +37,7 @@ impl Heartbeat {
     ///
     /// The latter is the case for calls of sessions that this instance must close.
     pub(super) fn has_late_answers(&self) -> bool {
-        self.sessions.has_unclosed() || self.answers.are_late()
+        self.sessions.has_unclosed() || self.answers.has_late_answers()
     }
 
     /// Returns `true` if `leases` were read in the run that answered the last heartbeat.

@@ -27,7 +27,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Starts a session in the steps of rmcp.
+    /// Starts a session the way rmcp does.
     async fn begin(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();
@@ -179,7 +179,7 @@ async fn a_deleted_session_has_a_tombstone_before_its_client_is_answered() {
     assert!(first.store.load("a").await.unwrap().is_none());
 }
 
-/// The store does not query the directory, which could not answer.
+/// The store does not even ask the directory, which could not answer.
 #[tokio::test(start_paused = true)]
 async fn a_deleted_session_stays_deleted_while_the_directory_fails() {
     let directory = directory();

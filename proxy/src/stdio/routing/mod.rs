@@ -1,21 +1,21 @@
-//! Finds the stream for each line from the server. Does no I/O and does not read a clock.
+//! Finds the stream for each line from the server, without doing I/O or reading a clock.
 //!
-//! On stdio all calls of a session share one pipe, and few lines identify their call. The rules:
+//! On stdio, all calls in a session share one pipe, and few lines identify their call. The rules:
 //!
 //! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused if the server
-//!    may confuse its id with that of an earlier, unanswered request. So at most one call has the id, and a second answer is
-//!    dropped. `"7"` answers 7 and 7 answers `"7"` if the client has never sent an id of the answer's type. Otherwise such
-//!    an answer may be a second one.
-//! 2. **Progress** is sent to the call with its token. Once two calls share a token, its progress is sent to the standalone stream
-//!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
-//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
-//!    of that call may be disconnected. The session task then uses the standalone stream if a client is reading it, or if the stream of
-//!    the call cannot be resumed. If no client is reading the standalone stream, the session task sends a request of the server to the
-//!    newest of several open calls whose stream a client is reading.
-//! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and only within
+//!    might confuse its id with that of an earlier request which has not been answered yet. So at most one call has the id, and a
+//!    second answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type.
+//!    Otherwise such an answer might be a second one.
+//! 2. **Progress** is sent to the call with its token. Once two calls share a token, its progress is sent to the standalone
+//!    stream until all calls with the token have ended. Progress with an unknown token is sent there, too.
+//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. If that
+//!    call's client has disconnected, the session task uses the standalone stream instead, provided that a client is reading it
+//!    or that the call's stream cannot be resumed. If no client is reading the standalone stream, the session task sends a
+//!    request from the server to the newest of several open calls whose stream a client is reading.
+//! 4. **A cancel** from the client closes the call. From then on the call only receives its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
-//! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
-//! 6. **The end** returns every stream that is still open, once. No call can start afterwards.
+//! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] that have not been answered are remembered.
+//! 6. **At the end**, every stream that is still open is returned once, and no call can start any more.
 
 #[cfg(test)]
 mod tests;
@@ -30,17 +30,19 @@ use tokio::time::Instant;
 pub use crate::event_store::UPSTREAM_LINGER;
 use crate::message::{IdKey, Kind, LooseIdKey, Message};
 
-/// Maximum number of open calls of a session: 1,024.
+/// Maximum number of open calls in a session.
 pub const MAX_OPEN: usize = 1024;
 
-/// Maximum number of remembered calls that were cancelled and not answered: 1,024. Most servers never answer them.
+/// Maximum number of cancelled calls that are remembered until the server answers them.
+///
+/// Most servers never do.
 pub const MAX_UNANSWERED: usize = 1024;
 
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
     open: HashMap<LooseIdKey, Call<S>>,
-    /// The number of calls that have begun.
+    /// The number of calls that have begun so far.
     begun: u64,
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
@@ -59,18 +61,18 @@ pub enum Route<S> {
     Answer(S),
     /// A message for an open call.
     Call(S),
-    /// A message for the standalone stream of the session.
+    /// A message for the session's standalone stream.
     Standalone,
     /// A message that belongs to no stream.
     Dropped,
 }
 
-/// Why a request is not sent to the server.
+/// The reason a request is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// An unanswered request has this id, or one that the server may confuse with it.
+    /// An unanswered request has this id, or one that the server might confuse with it.
     IdInUse,
-    /// [`MAX_OPEN`] calls are open.
+    /// [`MAX_OPEN`] calls are already open.
     TooMany,
     /// The session has ended.
     Ended,
@@ -79,22 +81,22 @@ pub enum Refused {
 /// What is due.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
-    /// The streams of cancelled calls that must be closed now.
+    /// The streams of cancelled calls that must now be closed.
     pub closed: Vec<S>,
-    /// Whether a cancelled call was not answered in time.
+    /// Whether a cancelled call has not been answered in time.
     pub overdue: bool,
 }
 
 #[derive(Debug)]
 struct Call<S> {
-    /// Larger than that of each call that began before.
+    /// Larger than the number of any call that began before.
     number: u64,
     id: IdKey,
     token: Option<IdKey>,
     stream: S,
 }
 
-/// A call that was cancelled and not answered.
+/// A call that has been cancelled and not answered.
 #[derive(Debug)]
 struct Unanswered<S> {
     id: IdKey,
@@ -103,7 +105,7 @@ struct Unanswered<S> {
     since: Instant,
     /// How long the process has been blocked since the cancel.
     blocked_for: Duration,
-    /// Whether the call may still become [overdue](Due::overdue).
+    /// Whether the call can still become [overdue](Due::overdue).
     may_be_overdue: bool,
 }
 
@@ -111,14 +113,14 @@ struct Unanswered<S> {
 #[derive(Debug)]
 struct Owner {
     calls: usize,
-    /// The only call. `None` once there has been more than one.
+    /// The only call, or `None` once there has been more than one.
     only: Option<LooseIdKey>,
 }
 
 // === impl Routes ===
 
 impl<S: Clone> Routes<S> {
-    /// Creates routes with no calls.
+    /// Creates routes without any calls.
     ///
     /// If `kill_after` is set, a cancelled call becomes overdue after that time.
     #[must_use]
@@ -137,8 +139,8 @@ impl<S: Clone> Routes<S> {
 
     /// Registers a request that is about to be sent to the server.
     ///
-    /// `stream` creates the call's stream and is called only if the request may be sent. If it fails, the request is
-    /// not registered.
+    /// `stream` creates the call's stream, and is only called if the request may be sent. If it fails, the request is not
+    /// registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
         id: IdKey,
@@ -187,7 +189,7 @@ impl<S: Clone> Routes<S> {
         Ok(stream)
     }
 
-    /// Returns where this message from the server is sent. An answer ends its call.
+    /// Returns where to send this message from the server. An answer ends its call.
     pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
         if message.kind == Kind::Response {
             return message
@@ -205,7 +207,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Returns the stream of the newest open call whose stream `is_read`.
+    /// Returns the stream of the newest open call, among those whose stream `is_read`.
     pub fn newest(&self, is_read: impl Fn(&S) -> bool) -> Option<S> {
         let read = self.open.values().filter(|call| is_read(&call.stream));
         let newest = read.max_by_key(|call| call.number);
@@ -219,11 +221,13 @@ impl<S: Clone> Routes<S> {
             return Route::Standalone;
         };
         let call = self.open.get(key);
-        // A call that is not open was cancelled.
+        // A call that is not open has been cancelled.
         call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
-    /// Ends the call with this id and returns where its answer is sent. An answer to no call is dropped.
+    /// Ends the call with this id, and returns where its answer is sent.
+    ///
+    /// An answer to no call is dropped.
     pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
         let has_sent_type = if id.is_text() {
             self.has_sent_text
@@ -256,9 +260,9 @@ impl<S: Clone> Routes<S> {
         Route::Dropped
     }
 
-    /// Records a cancel of the call with this id. Does nothing if no open call has this id.
+    /// Records that the call with this id has been cancelled, if an open call has it.
     ///
-    /// Returns the stream of an older cancelled call that is evicted to make room for this one if that stream is still open.
+    /// Returns the stream of an older cancelled call that is evicted to make room for this one, if that stream is still open.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
@@ -285,7 +289,7 @@ impl<S: Clone> Routes<S> {
         evicted
     }
 
-    /// Returns the next deadline of [`due`](Self::due), or `None` if nothing will be due.
+    /// Returns the next deadline for [`due`](Self::due), or `None` if nothing will be due.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.unanswered.values().flat_map(|unanswered| {
@@ -302,18 +306,19 @@ impl<S: Clone> Routes<S> {
         due.flatten().min()
     }
 
-    /// Records that the process was blocked until now, for `blocked`, and could not answer.
+    /// Records that the process has been blocked until now, for `blocked`, and could not answer.
     ///
-    /// The blocked time does not count toward [`Due::overdue`].
+    /// This time does not count toward [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
             unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
-    /// Returns what is due, each item once.
+    /// Returns what is due, each item only once.
     ///
-    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) the blocked time once it is unblocked.
+    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) the blocked time once it has been
+    /// unblocked.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
             closed: Vec::new(),
@@ -333,7 +338,7 @@ impl<S: Clone> Routes<S> {
         due
     }
 
-    /// Ends all calls and returns their streams. No call can start afterwards.
+    /// Ends all calls and returns their streams. No call can start after this.
     pub fn end(&mut self) -> Vec<S> {
         self.has_ended = true;
         self.tokens.clear();
@@ -356,7 +361,7 @@ impl<S: Clone> Routes<S> {
         self.open.is_empty()
     }
 
-    /// Forgets the oldest unanswered call. Returns its stream if that is still open.
+    /// Forgets the oldest unanswered call, and returns its stream if that is still open.
     fn evict_oldest(&mut self) -> Option<S> {
         let oldest = self
             .unanswered

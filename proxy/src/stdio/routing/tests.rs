@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A stream is represented by the number of its call.
+/// A stream is represented by its call's number.
 type Stream = usize;
 
 #[derive(Debug, PartialEq)]
@@ -201,7 +201,7 @@ fn a_process_that_was_blocked_has_its_whole_time_afterwards() {
     routes.on_cancelled(&id("1"), now);
     let blocked = Duration::from_secs(100);
     assert!(!routes.due(now + blocked, true).overdue);
-    // The process was blocked before the cancel as well.
+    // The process had already been blocked before the cancel.
     routes.add_blocked_time(now + blocked, blocked * 2);
     assert_eq!(routes.next_due(), Some(now + blocked + after));
     assert!(!routes.due(now + blocked, false).overdue);
@@ -260,7 +260,6 @@ fn a_call_without_a_stream_is_not_started() {
     assert_eq!(progress(&mut routes, "1"), Route::Standalone);
 }
 
-/// An operation on the routes.
 #[derive(Debug, Clone)]
 enum Step {
     Begin(&'static str, Option<&'static str>),
@@ -274,16 +273,16 @@ enum Step {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Open,
-    /// Cancelled at this time. `true` while its stream is open.
+    /// When the call was cancelled, and whether its stream is still open.
     Unanswered(Instant, bool),
     Ended,
 }
 
-/// The expected behaviour, from the list of all calls since the start.
+/// The expected behaviour, derived from the list of all calls so far.
 #[derive(Default)]
 struct Model {
     calls: Vec<(&'static str, Option<&'static str>, State)>,
-    /// The tokens that two calls had at the same time. A token stays until all its calls have ended.
+    /// Tokens that two calls have had at the same time, each until all its calls have ended.
     ambiguous_tokens: HashSet<&'static str>,
 }
 
@@ -292,7 +291,7 @@ fn have_same_value(one: &str, other: &str) -> bool {
     one.trim_end_matches(".0") == other.trim_end_matches(".0")
 }
 
-/// Returns `true` if a server may take two ids for the same.
+/// Returns `true` if a server might mistake two ids for the same one.
 fn may_be_confused(one: &str, other: &str) -> bool {
     let is_large = |id: &str| id.starts_with("900719925474099");
     have_same_value(one, other) || (is_large(one) && is_large(other))

@@ -1,14 +1,14 @@
-//! Decodes the bytes of a fuzzer into operations. Each byte is a choice. After the last byte, all choices are zero.
+//! Decodes a fuzzer's bytes into operations. Each byte is a choice, and once the bytes have run out, all choices are zero.
 
 use super::*;
 
 /// The bytes that are left.
 struct Choices<'a>(&'a [u8]);
 
-/// Maximum number of operations, because the comparison after each grows with them.
+/// Maximum number of operations. They are limited because the comparison after each one grows with their number.
 const MAX_OPS: usize = 200;
 
-/// Runs the operations that the bytes encode. Panics if the session state and its model differ.
+/// Runs the operations encoded by the bytes. Panics if the session state and its model differ.
 pub(crate) fn check_against_model(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let first = choices.byte();
@@ -18,7 +18,7 @@ pub(crate) fn check_against_model(bytes: &[u8]) {
         ROOMY
     };
     let mut ops = Vec::new();
-    // At most one flood, because the model searches lists and a flood takes most of the time.
+    // At most one flood, because the model searches lists, so a flood takes up most of the time.
     let mut floods_left = u32::from(first >= 250);
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
@@ -49,7 +49,7 @@ impl Choices<'_> {
         self.coin().then(|| choose(self))
     }
 
-    /// Returns a number below `end`, of at most 16 bits.
+    /// Returns a number of at most 16 bits that is below `end`.
     fn below(&mut self, end: u64) -> u64 {
         u64::from(u16::from_le_bytes([self.byte(), self.byte()])) % end
     }
@@ -63,7 +63,7 @@ impl Choices<'_> {
         range.start + usize::from(self.byte()) % range.len()
     }
 
-    fn name_of_call(&mut self) -> (usize, usize) {
+    fn call_key(&mut self) -> (usize, usize) {
         (self.index(SCOPES), self.index(REQUESTS))
     }
 
@@ -88,7 +88,7 @@ impl Choices<'_> {
         }
     }
 
-    fn name(&mut self, floods_left: &mut u32) -> EventIds {
+    fn event_ids(&mut self, floods_left: &mut u32) -> EventIds {
         match self.byte() {
             0..128 => EventIds::Own,
             128..216 => EventIds::Shared(self.stream()),
@@ -141,18 +141,18 @@ impl Choices<'_> {
         }
     }
 
-    fn pass(&mut self) -> Pass {
+    fn advance(&mut self) -> Advance {
         match self.one_of(8) {
-            0 => Pass::Ms(self.ms(4_000_000)),
-            1..3 => Pass::Ms(self.ms(6_000)),
-            3..5 => Pass::Deadline { and_ms: 0 },
-            5 => Pass::Deadline {
+            0 => Advance::Ms(self.ms(4_000_000)),
+            1..3 => Advance::Ms(self.ms(6_000)),
+            3..5 => Advance::Deadline { and_ms: 0 },
+            5 => Advance::Deadline {
                 and_ms: {
                     let choice = self.below(6);
                     LATE_MS[choice as usize / 2] + choice % 2
                 },
             },
-            _ => Pass::Deadline {
+            _ => Advance::Deadline {
                 and_ms: self.ms(12_000),
             },
         }
@@ -161,13 +161,13 @@ impl Choices<'_> {
     fn op(&mut self, floods_left: &mut u32) -> Op {
         match self.one_of(24) {
             0..4 => Op::Start {
-                name: self.name_of_call(),
+                key: self.call_key(),
                 accepted: self.one_of(4) > 0,
                 deadline_ms: self.maybe(|choices| choices.ms(60_000)),
             },
             4 => Op::Accept(self.pick()),
-            5 => Op::Rekey(self.pick(), self.name_of_call()),
-            6..9 => Op::RecordEventId(self.pick(), self.name(floods_left)),
+            5 => Op::Rekey(self.pick(), self.call_key()),
+            6..9 => Op::RecordEventId(self.pick(), self.event_ids(floods_left)),
             9..12 => Op::Detach {
                 call: self.pick(),
                 generation: self.generations(),
@@ -201,7 +201,7 @@ impl Choices<'_> {
                 scope: self.index(SCOPES),
                 end: self.maybe(Self::retaining),
             },
-            21 => Op::Pass(self.pass()),
+            21 => Op::Advance(self.advance()),
             _ => Op::Expire {
                 end: self.one_of(4) > 0,
             },

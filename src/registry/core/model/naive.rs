@@ -1,4 +1,4 @@
-//! A slow and simple model of the registry's rules, which searches lists.
+//! A slow and simple model of the registry's rules, which just searches lists.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::call::{CallId, Detachment, RequestId};
 
-// Constants of the rules. They are repeated here, so that a wrong constant of the registry is found.
+// The rules' constants, repeated so that a wrong one in the registry is noticed.
 const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
@@ -27,13 +27,13 @@ const MAX_DELIVERED: usize = 64;
 /// An answer is identified by its number.
 pub(super) type Answer = u32;
 
-/// The meaning of an event id.
+/// What an event id refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stream {
     /// rmcp's `<n>/<m>`, by `m`.
     Numbered(u64),
     Opaque(u32),
-    /// `<index>/<stream>` of a server that gives its ids their own meaning: stream and index.
+    /// `<index>/<stream>` from a server that gives its ids a meaning of its own: stream and index.
     Event(u64, u32),
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Match {
     Ended(RetainedOutcome<Answer>),
 }
 
-/// The completion of a call that is to be retained.
+/// A call's completion, to be retained.
 #[derive(Debug, Clone)]
 pub(super) struct Completed {
     pub(super) end: RetainedOutcome<Answer>,
@@ -63,7 +63,7 @@ pub(super) struct Model {
     calls: Vec<Call>,
     /// The retained answers, in order of completion.
     retained: Vec<RetainedAnswer>,
-    /// Calls whose answers were evicted although their clients may resume. The evictions are not reported yet.
+    /// Calls whose answers were evicted although their clients may resume. The evictions are yet to be reported.
     evicted: Vec<CallId>,
 }
 
@@ -75,28 +75,28 @@ pub(super) struct Call {
     is_accepted: bool,
     /// Number of accepted resumes.
     resumes: usize,
-    /// The open streams. The stream of the POST is 0, and each resume has the next number.
+    /// The open streams. The POST's stream is 0, and each resume gets the next number.
     streams: Vec<usize>,
     state: Option<DetachedState>,
     /// Maximum time until its client resumes.
     resume_window: Duration,
-    /// If set, the call keeps running when it is detached.
+    /// Whether the call keeps running when it is detached.
     is_maybe_resumed: bool,
     detachment: Option<Detachment>,
     was_postponed: bool,
-    /// The times of the rechecks, which are due if the grace was found expired late.
+    /// The times of the rechecks that are due because the grace was found expired late.
     rechecks: Vec<Instant>,
     /// When the last pending resume ended, or its deadline if that is earlier.
     resumes_ended_at: Option<Instant>,
     pending_resumes: usize,
     background_readers: usize,
-    /// When the call is removed. `None` unless its last background reader has ended while it was detached.
+    /// When the call is removed. `None` unless its last background reader ended while it was detached.
     unobserved_until: Option<Instant>,
-    /// The grace has expired, and the call is about to be cancelled.
+    /// Whether the grace has expired, so that the call is about to be cancelled.
     is_expired: bool,
     /// Number of times the grace has expired.
     expiry_count: usize,
-    /// The cancel was confirmed.
+    /// Whether the cancel has been confirmed.
     is_confirmed: bool,
     empty_resumes: u32,
     last_deadline: Option<Instant>,
@@ -111,7 +111,7 @@ struct RetainedAnswer {
     scope: usize,
     event_ids: Vec<Stream>,
     completed: Completed,
-    /// The answer was not delivered.
+    /// Whether the answer has not been delivered.
     undelivered: bool,
 }
 
@@ -140,8 +140,8 @@ impl Model {
     }
 
     fn remove(&mut self, id: CallId) -> Option<Call> {
-        let at = self.calls.iter().position(|call| call.id == id)?;
-        Some(self.calls.remove(at))
+        let index = self.calls.iter().position(|call| call.id == id)?;
+        Some(self.calls.remove(index))
     }
 
     pub(super) fn start(
@@ -185,13 +185,13 @@ impl Model {
         let older = self
             .calls
             .iter()
-            .find(|call| call.id != id && call.is_accepted && call.is(scope, &request))?;
+            .find(|call| call.id != id && call.is_accepted && call.has_key(scope, &request))?;
         let older = older.id;
         self.remove(older);
         Some(older)
     }
 
-    /// Moves a call to another key. Its event ids are removed.
+    /// Moves a call to another key, and removes its event ids.
     pub(super) fn rekey(
         &mut self,
         id: CallId,
@@ -278,7 +278,7 @@ impl Model {
         true
     }
 
-    /// Rules 5 and 7. A resume that finds a grace expired late shows that the runtime stalled.
+    /// Rules 5 and 7. A resume that finds a grace expired late shows that the runtime has been stalled.
     pub(super) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(call) = self.get_mut(id) else {
             return false;
@@ -365,7 +365,7 @@ impl Model {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Returns the expiry for which the cancel was decided. `None` if it no longer holds.
+    /// Returns the expiry for which the cancel was decided on, or `None` if it no longer holds.
     pub(super) fn expiry(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)
@@ -405,8 +405,7 @@ impl Model {
         true
     }
 
-    /// Rules 3 and 14. Returns `true` if no client has the call, is about to resume it, or may have resumed it
-    /// unobserved.
+    /// Rules 3 and 14. Returns `true` if no client has the call, is about to resume it, or may have resumed it unobserved.
     pub(super) fn may_cancel(&self, id: CallId) -> bool {
         self.get(id).is_some_and(|call| {
             call.state.is_some() && call.pending_resumes == 0 && !call.is_maybe_resumed
@@ -416,7 +415,7 @@ impl Model {
     /// Rules 2 and 11. Returns whether a cancel may be injected.
     pub(super) fn finish(&mut self, id: CallId, completed: Option<Completed>) -> Option<bool> {
         let call = self.remove(id)?;
-        let has_same_key = |other: &Call| other.is(call.scope, &call.request);
+        let has_same_key = |other: &Call| other.has_key(call.scope, &call.request);
         let may_cancel_server = call.is_accepted || !self.calls.iter().any(has_same_key);
         if let Some(mut completed) = completed.filter(|_| !call.event_ids.is_empty()) {
             if call.state.is_some() {
@@ -438,9 +437,8 @@ impl Model {
         Some(may_cancel_server)
     }
 
-    /// Rule 11. An answer that cannot fit is not retained. Otherwise delivered answers are evicted first, then
-    /// undelivered ones, each oldest first. No undelivered answer is evicted for a delivered one. Only the latest
-    /// delivered answers are retained.
+    /// Rule 11. An answer that cannot fit is not retained. Otherwise, delivered answers are evicted first, then undelivered ones, oldest
+    /// first in each case. No undelivered answer is evicted for a delivered one, and only the latest delivered answers are retained.
     fn retain_answer(&mut self, new: RetainedAnswer) {
         let units_to_keep = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + units_to_keep > self.capacity {
@@ -485,11 +483,11 @@ impl Model {
         std::mem::take(&mut self.evicted)
     }
 
-    /// Rule 12: the accepted calls, whose event ids are removed together with the retained calls.
+    /// Rule 12. Returns the accepted calls, and removes their event ids along with the retained calls.
     pub(super) fn begin_close(&mut self, scope: usize) -> Vec<CallId> {
         self.retained.retain(|retained| retained.scope != scope);
-        let of_scope = self.calls.iter_mut().filter(|call| call.scope == scope);
-        let accepted = of_scope.filter(|call| call.is_accepted);
+        let in_scope = self.calls.iter_mut().filter(|call| call.scope == scope);
+        let accepted = in_scope.filter(|call| call.is_accepted);
         let taken = accepted.map(|call| {
             call.event_ids.clear();
             call.id
@@ -499,7 +497,7 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        // An answer with a later deadline also keeps the answers behind it.
+        // An answer with a later deadline also keeps the ones behind it.
         let mut is_kept = false;
         self.retained.retain(|retained| {
             is_kept |= retained.completed.until > now;
@@ -550,7 +548,7 @@ impl Model {
 
     pub(super) fn find(&self, scope: usize, request: &RequestId) -> Option<CallId> {
         let mut accepted = self.calls.iter().filter(|call| call.is_accepted);
-        let found = accepted.find(|call| call.is(scope, request));
+        let found = accepted.find(|call| call.has_key(scope, request));
         found.map(|call| call.id)
     }
 
@@ -559,16 +557,16 @@ impl Model {
     }
 
     pub(super) fn detached(&self, scope: usize) -> Vec<CallId> {
-        let of_scope = self.calls.iter().filter(|call| call.scope == scope);
-        let detached = of_scope.filter(|call| call.state.is_some());
+        let in_scope = self.calls.iter().filter(|call| call.scope == scope);
+        let detached = in_scope.filter(|call| call.state.is_some());
         detached.map(|call| call.id).collect()
     }
 
     /// Rule 8. Returns what an event id matches.
     pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Match {
         let ids_of = |is_match: &dyn Fn(&Call) -> bool| {
-            let of_scope = self.calls.iter().filter(|call| call.scope == scope);
-            let mut ids: Vec<_> = of_scope
+            let in_scope = self.calls.iter().filter(|call| call.scope == scope);
+            let mut ids: Vec<_> = in_scope
                 .filter(|call| is_match(call))
                 .map(|call| call.id)
                 .collect();
@@ -604,7 +602,7 @@ impl Model {
 // === impl Call ===
 
 impl Call {
-    fn is(&self, scope: usize, request: &RequestId) -> bool {
+    fn has_key(&self, scope: usize, request: &RequestId) -> bool {
         self.scope == scope && self.request == *request
     }
 
@@ -648,7 +646,7 @@ impl Call {
         self.due().is_some_and(|at| at <= now && !self.is_expired)
     }
 
-    /// Rule 7. Postpones the call if its grace was found expired late. Returns `true` if the call was postponed.
+    /// Rule 7. Postpones the call if its grace has been found expired late. Returns `true` if it was postponed.
     fn postpone_if_late(&mut self, now: Instant) -> bool {
         let Some(due) = self.due() else {
             return false;
@@ -677,7 +675,7 @@ impl Call {
         self.known_event_ids().any(|known| known == stream)
     }
 
-    /// Returns the first event id, and the latest ones.
+    /// Returns the first event id and the latest ones.
     fn known_event_ids(&self) -> impl Iterator<Item = Stream> {
         let latest = self.event_ids.len().saturating_sub(MAX_EVENT_IDS);
         let event_ids = self.event_ids.iter().enumerate();

@@ -25,14 +25,14 @@ fn stream() -> impl Strategy<Value = Stream> {
     ]
 }
 
-fn name() -> impl Strategy<Value = EventIds> {
+fn event_ids() -> impl Strategy<Value = EventIds> {
     prop_oneof![
         2 => Just(EventIds::Own),
         1 => stream().prop_map(EventIds::Shared),
     ]
 }
 
-/// Event ids of a server other than rmcp.
+/// Event ids from a server other than rmcp.
 fn events() -> impl Strategy<Value = Op> {
     let events = (0..3_u64, 0..6_u32, 1..4_u32);
     (pick(), events).prop_map(|(call, (stream, first, count))| {
@@ -69,23 +69,23 @@ fn decision() -> impl Strategy<Value = Decision> {
     ]
 }
 
-fn pass() -> impl Strategy<Value = Pass> {
+fn advance() -> impl Strategy<Value = Advance> {
     prop_oneof![
-        4 => (0..6_000_u64).prop_map(Pass::Ms),
-        1 => (0..60_000_u64).prop_map(Pass::Ms),
-        1 => (0..4_000_000_u64).prop_map(Pass::Ms),
-        3 => Just(Pass::Deadline { and_ms: 0 }),
+        4 => (0..6_000_u64).prop_map(Advance::Ms),
+        1 => (0..60_000_u64).prop_map(Advance::Ms),
+        1 => (0..4_000_000_u64).prop_map(Advance::Ms),
+        3 => Just(Advance::Deadline { and_ms: 0 }),
         3 => (0..3_usize, 0..2_u64)
-            .prop_map(|(bound, ms)| Pass::Deadline { and_ms: LATE_MS[bound] + ms }),
-        2 => (0..12_000_u64).prop_map(|and_ms| Pass::Deadline { and_ms }),
+            .prop_map(|(bound, ms)| Advance::Deadline { and_ms: LATE_MS[bound] + ms }),
+        2 => (0..12_000_u64).prop_map(|and_ms| Advance::Deadline { and_ms }),
     ]
 }
 
 fn start() -> impl Strategy<Value = Op> {
     let deadline_ms = option::weighted(0.2, 0..60_000_u64);
     ((SCOPES, REQUESTS), prop::bool::weighted(0.8), deadline_ms).prop_map(
-        |(name, accepted, deadline_ms)| Op::Start {
-            name,
+        |(key, accepted, deadline_ms)| Op::Start {
+            key,
             accepted,
             deadline_ms,
         },
@@ -96,8 +96,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => start(),
         3 => pick().prop_map(Op::Accept),
-        2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, name)| Op::Rekey(call, name)),
-        12 => (pick(), name()).prop_map(|(call, name)| Op::RecordEventId(call, name)),
+        2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, key)| Op::Rekey(call, key)),
+        12 => (pick(), event_ids()).prop_map(|(call, event_ids)| Op::RecordEventId(call, event_ids)),
         16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
             .prop_map(|(call, generation, wait, is_empty_resume, end)| Op::Detach {
                 call,
@@ -128,7 +128,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(call, completed)| Op::Finish(call, completed)),
         2 => (SCOPES, option::weighted(0.7, retaining()))
             .prop_map(|(scope, end)| Op::BeginClose { scope, end }),
-        12 => pass().prop_map(Op::Pass),
+        12 => advance().prop_map(Op::Advance),
         1 => (1..12_u32, 19..22_u64).prop_map(|(checks, and_ms)| Op::ExpireLate { checks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
     ]
@@ -141,13 +141,13 @@ fn run_to_end() -> impl Strategy<Value = Op> {
     })
 }
 
-/// A call with about as many event ids as a call can store.
+/// About as many event ids as a call can store.
 fn many_events() -> impl Strategy<Value = Op> {
     (pick(), 1_000..1_010_u32, 250..266_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, EventIds::Many(first, count)))
 }
 
-/// A few further event ids.
+/// A few more event ids.
 fn few_events() -> impl Strategy<Value = Op> {
     (pick(), 990..1_300_u32, 1..8_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, EventIds::Many(first, count)))
@@ -157,7 +157,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
         failure_persistence: None,
-        // In a debug build, the default generator takes more time than the test.
+        // In a debug build, the default generator takes longer than the test itself.
         rng_algorithm: RngAlgorithm::XorShift,
         ..ProptestConfig::default()
     }
