@@ -1,4 +1,4 @@
-//! Integration tests: real sockets, real rmcp servers. Each folder answers one question.
+//! Integration tests with real sockets and real rmcp servers. Each folder answers one question.
 //!
 //! | folder | question |
 //! |---|---|
@@ -17,7 +17,7 @@
 
 #![allow(
     clippy::restriction,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation should end the test, but clippy only exempts functions marked #[test]"
 )]
 
 mod attacks;
