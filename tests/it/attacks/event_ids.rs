@@ -1,4 +1,4 @@
-//! Ids that were guessed or overheard: of events, of requests, of sessions on other paths.
+//! Ids that an attacker has guessed or overheard: of events, of requests, and of sessions on other paths.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::any};
 
@@ -30,7 +30,7 @@ async fn a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_i
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
     let seen = resumed(&attacker, "0/0").await.expect("a stream");
-    assert!(!seen.contains("-32800"), "that it was cancelled: {seen}");
+    assert!(!seen.contains("-32800"), "reveals the cancellation: {seen}");
 }
 
 async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(server: Server) {
@@ -90,10 +90,10 @@ async fn a_session_id_on_another_path_is_another_session(server: Server) {
     assert_eq!(elsewhere.delete().await, 200);
     assert!(resumed(&elsewhere, "0/0").await.is_some());
     elsewhere.call(ID, "hold", label()).await.rst();
-    // The exchange of the call above is over when this request arrives.
+    // By the time this request arrives, the exchange of the previous call is over.
     assert_eq!(elsewhere.cancel(ID).await, 200);
 
-    // The attacker's call has the same session id and request id, but another path.
+    // The attacker's call has the same session id and request id, but a different path.
     let detached = setup.calls.detached();
     assert_eq!(detached, 1);
     clock.advance(std::time::Duration::ZERO).await;

@@ -1,6 +1,6 @@
 //! A client disconnects and may resume within a grace.
 //!
-//! The clock is stopped and moves only when a test advances it. So the bounds are exact up to the millisecond to which
+//! The clock is stopped and only moves when a test advances it, so the bounds are exact to the millisecond to which
 //! tokio's timers round.
 
 use axum::{
@@ -21,7 +21,7 @@ use crate::{
     support::*,
 };
 
-/// The id of the first event of its second stream.
+/// The id of the first event on its second stream.
 const SECOND_STREAM: &str = "0/1";
 
 for_servers!(sessions {
@@ -56,7 +56,7 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     assert!(setup.witness.ended("a").await.is_cancelled());
     let token = setup.tokens.of("a");
     assert_eq!(token.reason(), Some(CancelReason::Orphaned));
-    assert_eq!(setup.calls.len(), 1, "only the attached one remains");
+    assert_eq!(setup.calls.len(), 1, "only the attached call remains");
     setup.assert_completes("attached", &mut attached).await;
 }
 
@@ -148,7 +148,9 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
 }
 
-/// With the layer alone it does keep the call, because the layer does not know to which call an event id belongs.
+/// With the layer alone, this would keep the call.
+///
+/// The layer does not know which call an event id belongs to.
 #[tokio::test]
 async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() {
     let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
@@ -176,7 +178,7 @@ async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
 }
 
-/// Asserts that the call is orphaned after the rest of its grace. Half of the grace has passed already.
+/// Asserts that the call is orphaned after the rest of its grace, half of which has already passed.
 async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));

@@ -1,4 +1,4 @@
-//! The server shuts down. Calls may complete first, and then everything ends.
+//! The server shuts down. Calls get time to complete, and then everything ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Delay that a busy machine may add.
+/// How much a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(8);
 
 const SHUT_DOWN: Outcome = Outcome::Cancelled(CancelReason::ShuttingDown);
@@ -87,7 +87,7 @@ async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
     let expected = if server.has_sessions() {
         SHUT_DOWN
     } else {
-        // The handler never had its token.
+        // The handler has never had its token.
         Outcome::Abandoned(CancelReason::ShuttingDown)
     };
     assert_eq!(setup.events.ended(&mcp, 1).await, expected);
@@ -109,7 +109,7 @@ async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
     assert_eq!(late.messages().await, Vec::<serde_json::Value>::new());
 }
 
-/// Covers a call whose id was used again, and a call that its client cancelled.
+/// Covers a call whose id has been used again, and a call that its client has cancelled.
 async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) {
     let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
@@ -131,7 +131,7 @@ async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) 
     setup.witness.release("cancelled");
 }
 
-/// Returns a middleware that holds back the answers of calls until the test lets them pass.
+/// Returns a middleware that holds back calls' answers until the test lets them through.
 fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
     move |router| {
         router.layer(map_response(move |response: Response| {
@@ -179,8 +179,8 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 
         let waits = timeout(Duration::from_millis(200), &mut drain).await;
 
-        assert!(waits.is_err(), "the answer is being sent: {waits:?}");
-        let_on.send(true).expect("it is held");
+        assert!(waits.is_err(), "the answer is still being sent: {waits:?}");
+        let_on.send(true).expect("the answer is held back");
         let (answer, report) = tokio::join!(call.answer(), drain);
         assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");
         assert_eq!((report.ended, report.cancelled), (1, 0), "{is_resumed}");
@@ -221,7 +221,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     drop((open, calls));
 }
 
-/// The control: without the drain the same server never ends.
+/// The control. Without the drain, the same server never ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let witness = Witness::new();
@@ -231,12 +231,14 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let mcp = Mcp::session(server.addr, PATH).await;
     let mut standalone = mcp.listen().await;
     standalone.head().await;
-    server.end.send(()).expect("it runs");
+    server.end.send(()).expect("the server is running");
     let ended = timeout(Duration::from_secs(3), server.served).await;
-    assert!(ended.is_err(), "the drain ended on its own");
+    assert!(ended.is_err(), "the shutdown ended on its own");
 }
 
-/// Starts 500 calls in ten sessions, and a standalone stream in each session. Tasks read all answers.
+/// Starts 500 calls in ten sessions, and a standalone stream in each session.
+///
+/// Tasks read all of the answers.
 async fn five_hundred(
     server: &Ending,
     witness: &Witness,
@@ -258,13 +260,13 @@ async fn five_hundred(
     (standalone, calls)
 }
 
-/// Shuts the server down, and completes half of the calls during the drain.
+/// Shuts the server down and lets half of the calls complete during the drain.
 async fn end(
     server: Ending,
     witness: &Witness,
     calls: Calls,
 ) -> mcp_cancel_on_disconnect::DrainReport {
-    server.end.send(()).expect("it runs");
+    server.end.send(()).expect("the server is running");
     let (report, ()) = tokio::join!(calls.drain(LIMIT), async {
         for session in 0..10 {
             for call in (0..50).step_by(2) {
@@ -274,11 +276,11 @@ async fn end(
     });
     within("the server to end", server.served)
         .await
-        .expect("it ends in order");
+        .expect("the server ends without a panic");
     report
 }
 
-#[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
+#[allow(clippy::disallowed_methods, reason = "the test needs its own tasks")]
 fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
     tokio::spawn(task)
 }

@@ -1,4 +1,4 @@
-//! A handler's token and the `notifications/cancelled` that reaches its server carry the same reason.
+//! A handler's token has the same reason as the `notifications/cancelled` sent to its server.
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Policy};
 use rmcp::model::{CancelledNotificationParam, NumberOrString};
@@ -51,7 +51,7 @@ async fn of_a_call_that_was_sent_again() {
 
     let _again = mcp.call(2, "any", arguments("a")).await;
 
-    within("the token", token.cancelled()).await;
+    within("the token to fire", token.cancelled()).await;
     assert_reason(cancels, token.reason(), CancelReason::Superseded).await;
 }
 
@@ -66,7 +66,7 @@ async fn of_a_session_that_was_closed() {
     assert_same_reason(&setup, cancels, CancelReason::SessionClosed).await;
 }
 
-/// Starts a server whose tool waits for its token. Returns the cancels that the server receives.
+/// Starts a server whose tool waits for its token, and returns the cancels that it receives.
 async fn start(plan: Plan) -> (Setup, Cancels) {
     let (sender, cancels) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
@@ -79,7 +79,7 @@ async fn start(plan: Plan) -> (Setup, Cancels) {
 
 async fn assert_same_reason(setup: &Setup, cancels: Cancels, expected: CancelReason) {
     let token = setup.tokens.of("a");
-    within("the token", token.cancelled()).await;
+    within("the token to fire", token.cancelled()).await;
     assert_reason(cancels, token.reason(), expected).await;
 }
 
