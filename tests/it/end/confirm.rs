@@ -69,7 +69,7 @@ impl Confirmations {
 
 impl PendingConfirmation {
     fn answer(self, answer: Confirmation) {
-        self.answer.send(answer).expect("the layer listens");
+        self.answer.send(answer).expect("the layer is listening");
     }
 }
 

@@ -269,7 +269,9 @@ fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
             if context.id == NumberOrString::Number(7) {
                 context.ct.cancelled().await;
                 let error = send_late(&context).await.expect_err("the request fails");
-                refusals.send(error.to_string()).expect("the test listens");
+                refusals
+                    .send(error.to_string())
+                    .expect("the test is listening");
             } else {
                 last(&context).await.expect("sent");
             }

@@ -116,7 +116,7 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
             let answer = send_request(&context, "roots/list").await;
             sender
                 .send(answer.expect_err("the request fails"))
-                .expect("the test listens");
+                .expect("the test is listening");
             Ok("asked".to_owned())
         }
     });

@@ -196,7 +196,10 @@ impl Foreign {
 
     /// Reads the next frame.
     pub(crate) async fn frame(body: &mut Body) {
-        body.frame().await.expect("a frame").expect("it is whole");
+        body.frame()
+            .await
+            .expect("a frame")
+            .expect("the body does not fail");
     }
 }
 

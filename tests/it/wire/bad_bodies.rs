@@ -233,7 +233,7 @@ async fn undecided(
         return next.run(request).await;
     }
     let _whole_or_cut = request.into_body().collect().await;
-    read.send(()).expect("the test listens");
+    read.send(()).expect("the test is listening");
     pending().await
 }
 

@@ -119,7 +119,7 @@ async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
                 finish,
                 work,
             };
-            take.send(job).expect("the test listens");
+            take.send(job).expect("the test is listening");
             match answers {
                 Answers::Early => event_stream(given),
                 Answers::Late => std::future::pending().await,

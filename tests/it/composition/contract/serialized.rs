@@ -1,4 +1,4 @@
-//! Calls as data, with the feature `serde`.
+//! Calls as data, with the `serde` feature.
 
 use std::time::Duration;
 

@@ -97,7 +97,7 @@ fn clones_of_a_layer_and_of_its_services_count_their_calls_together() {
     assert_eq!(calls.len(), 3);
     assert_eq!(clone.calls().len(), 3);
     drop((first, second, third));
-    // The second call runs on without its client.
+    // The second call keeps running without its client.
     assert_eq!(calls.len(), 1);
     let cancelled = (number(7), ClientDisconnected);
     assert_eq!(log.cancelled(), [cancelled.clone(), cancelled]);

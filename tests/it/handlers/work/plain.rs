@@ -80,9 +80,9 @@ fn begin(call: &CallToken, sender: &mpsc::UnboundedSender<Report>) {
     call.on_cancel(async move |reason| {
         clean_up
             .send(Report::CleanedUp(reason))
-            .expect("the test listens");
+            .expect("the test is listening");
     });
-    sender.send(Report::Started).expect("the test listens");
+    sender.send(Report::Started).expect("the test is listening");
 }
 
 #[allow(
@@ -92,6 +92,6 @@ fn begin(call: &CallToken, sender: &mpsc::UnboundedSender<Report>) {
 fn work(call: CallToken, sender: mpsc::UnboundedSender<Report>) {
     tokio::spawn(async move {
         call.cancelled().await;
-        sender.send(Report::Stopped).expect("the test listens");
+        sender.send(Report::Stopped).expect("the test is listening");
     });
 }
