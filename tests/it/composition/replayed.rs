@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Headers by which a service recognizes a repeated request or checks its body.
-const OF_ONE_REQUEST: [&str; 10] = [
+const SINGLE_REQUEST_HEADERS: [&str; 10] = [
     "idempotency-key",
     "x-idempotency-key",
     "signature",
@@ -47,7 +47,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
     let once = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            let named = OF_ONE_REQUEST.iter().filter_map(|name| {
+            let named = SINGLE_REQUEST_HEADERS.iter().filter_map(|name| {
                 let value = request.headers().get(*name)?;
                 Some((*name, value.as_bytes().to_vec()))
             });
@@ -66,7 +66,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
         }))
     };
     let (setup, mcp) = Plan::of(Server::LayerOnly).inside(once).client().await;
-    for (id, name) in (1..).zip(OF_ONE_REQUEST) {
+    for (id, name) in (1..).zip(SINGLE_REQUEST_HEADERS) {
         let marked = mcp.clone().header(name, "\"of this request\"");
         let call = setup.start_call(&marked, id, "hold", name).await;
         let again = marked.call(id, "hold", arguments("again")).await;

@@ -209,7 +209,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
     let app = router(tools.service(Mode::Session, sessions)).layer(layer.clone());
     let server = Ending::serve(app).await;
-    let (open, calls) = five_hundred(&server, &witness).await;
+    let (open, calls) = start_five_hundred(&server, &witness).await;
 
     let started = Instant::now();
     let report = end(server, &witness, layer.calls()).await;
@@ -239,7 +239,7 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
 /// Starts 500 calls in ten sessions, and a standalone stream in each session.
 ///
 /// Tasks read all of the answers.
-async fn five_hundred(
+async fn start_five_hundred(
     server: &Ending,
     witness: &Witness,
 ) -> (Vec<Connection>, Vec<JoinHandle<()>>) {

@@ -1,4 +1,4 @@
-//! [`AbortOnCancel`](mcp_cancel_on_disconnect::AbortOnCancel): what it forwards, and what it stops.
+//! [`AbortOnCancel`](mcp_cancel_on_disconnect::AbortOnCancel), what it forwards and what it stops.
 
 mod every_method;
 mod linked;

@@ -1,8 +1,8 @@
-//! Every method reaches the inner handler, and its answer is returned.
+//! Every method reaches the inner handler, and the inner handler's answer is returned.
 //!
-//! A wrapper without a method that has a default body still compiles, but the inner handler never gets those requests.
-//! So the names are read from rmcp's source. A method that a later version adds fails this test until the wrapper
-//! forwards it.
+//! A wrapper that lacks a method with a default body still compiles, but the inner handler never gets those requests.
+//! The names are therefore read from rmcp's source, so that a method added in a later version fails this test until the
+//! wrapper forwards it.
 
 use mcp_cancel_on_disconnect::AbortOnCancel;
 use rmcp::{

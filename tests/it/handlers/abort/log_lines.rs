@@ -1,4 +1,4 @@
-//! Log lines about handlers that did not end by themselves.
+//! Log lines about handlers that did not end on their own.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use crate::{
     support::*,
 };
 
-/// The log lines of this crate from this thread. Clones share them.
+/// This crate's log lines from this thread. All clones share them.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -43,7 +43,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     }
 }
 
-/// On another transport the line cannot contain the call, but it contains the tool.
+/// On another transport the line cannot name the call, but it names the tool.
 #[tokio::test]
 async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     let (lines, _guard) = Lines::watch();
@@ -102,7 +102,7 @@ impl Lines {
         (lines, tracing::subscriber::set_default(log))
     }
 
-    /// Returns the lines of this crate that contain `part`.
+    /// Returns this crate's lines that contain `part`.
     fn with(&self, part: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
