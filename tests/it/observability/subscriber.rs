@@ -1,4 +1,4 @@
-//! A `tracing` subscriber that panicking_subscriber.
+//! A `tracing` subscriber that panics.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -60,8 +60,8 @@ async fn a_subscriber_that_panics_does_not_prevent_a_cancel_at_once() {
 
 /// Makes each of the layer's lines panic, as with a subscriber that prints to a closed stderr.
 fn panicking_subscriber() -> DefaultGuard {
-    let panicking_subscriber = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
+    let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
     let of_layer = Targets::new().with_target("mcp_cancel_on_disconnect", LevelFilter::TRACE);
-    let log = tracing_subscriber::registry().with(panicking_subscriber.with_filter(of_layer));
+    let log = tracing_subscriber::registry().with(panics.with_filter(of_layer));
     tracing::subscriber::set_default(log)
 }
