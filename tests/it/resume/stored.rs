@@ -1,6 +1,7 @@
-//! A client resumes a call that has ended, and whose events are in a store.
+//! A client resumes a call that has ended and whose events are in a store.
 //!
-//! The store has everything that the client missed. The layer's retained answer is used if the store does not have it.
+//! The store has everything that the client has missed. If it does not have the answer, the layer's retained answer is
+//! used.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +20,12 @@ use crate::{
     support::*,
 };
 
-/// How long a store may take for the next event of a completed call.
+/// How long a store may take to send the next event of a completed call.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const PROGRESS: &str = "notifications/progress";
 
-/// A store that loses some of the events.
+/// A store that loses some of its events.
 struct Lossy {
     store: Store,
     loses: Loses,
@@ -36,7 +37,7 @@ enum Loses {
     Answers,
     /// Loses answers, and the replay waits for more events.
     AnswersAndTheEnd,
-    /// Loses all events but those that open streams.
+    /// Loses all events except those that open streams.
     Messages,
     /// Fails every replay.
     Everything,
@@ -61,7 +62,11 @@ async fn a_resume_from_the_middle_of_an_answered_call_gets_the_later_events() {
     resumed.head().await;
     let answer = resumed.event().await.expect("the answer");
     let id = answer.id.expect("an id");
-    assert_eq!(brought(&mcp, &id).await, [""; 0], "it has the answer");
+    assert_eq!(
+        brought(&mcp, &id).await,
+        [""; 0],
+        "the client already has the answer"
+    );
     drop(setup);
 }
 
@@ -75,7 +80,7 @@ async fn an_answer_that_the_store_has_lost_follows_the_stored_events() {
     drop(setup);
 }
 
-/// The client must have an id with which it can resume before the answer starts.
+/// The client must have an id from which it can resume before the answer starts.
 #[tokio::test]
 async fn an_answer_that_is_not_stored_at_all_follows_the_named_id() {
     for loses in [Loses::Messages, Loses::Everything] {
@@ -88,7 +93,7 @@ async fn an_answer_that_is_not_stored_at_all_follows_the_named_id() {
     }
 }
 
-/// The store would send nothing more on the stream on which the client waits.
+/// The store would not send anything else on the stream on which the client is waiting.
 #[tokio::test]
 async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let clock = StoppedClock::stop();
@@ -97,7 +102,7 @@ async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let mut resumed = mcp.resume(&ids[0]).await;
     assert_eq!(resumed.head().await.status, 200);
     for _ in 0..3 {
-        let event = resumed.event().await.expect("an event of the store");
+        let event = resumed.event().await.expect("an event from the store");
         assert_eq!(text_of(&event), PROGRESS);
     }
     setup.assert_usable(&mcp).await;
@@ -106,7 +111,7 @@ async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let answer = resumed.event().await.expect("the answer");
     assert_eq!(text_of(&answer), "done:a");
     assert!(resumed.event().await.is_none());
-    assert!(resumed.is_complete(), "it ends, and is not cut");
+    assert!(resumed.is_complete(), "the stream has ended properly");
 }
 
 /// Any other response would keep the client polling.
@@ -121,7 +126,9 @@ async fn a_resume_of_a_cancelled_call_gets_only_the_error() {
     assert_eq!(brought(&mcp, &ids[0]).await, ["error -32800"]);
 }
 
-/// Completes call 1 while its client is disconnected. Returns the ids of the events that the client has.
+/// Completes call 1 while its client is disconnected.
+///
+/// Returns the ids of the events that the client has received.
 async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let (setup, mcp, ids) = cut(loses).await;
     setup.witness.release("a");
@@ -129,7 +136,7 @@ async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     (setup, mcp, ids)
 }
 
-/// Disconnects the client of call 1 after the first four of its five events. Returns the ids of these four.
+/// Disconnects call 1's client after four of its five events, and returns the ids of those four.
 async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),
@@ -162,7 +169,7 @@ async fn brought(mcp: &Mcp, last_event_id: &str) -> Vec<String> {
             _ => text_of(&event),
         });
     }
-    assert!(resumed.is_complete(), "it ends, and is not cut");
+    assert!(resumed.is_complete(), "the stream has ended properly");
     brought
 }
 

@@ -1,5 +1,6 @@
-//! Clients that open more streams than they have calls, as Cursor and VS Code do. These streams neither cancel calls
-//! nor keep them alive. They carry the same events as without the layer.
+//! Clients that open more streams than they have calls, as Cursor and VS Code do.
+//!
+//! These streams neither cancel calls nor keep them alive. They carry the same events as without the layer.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use crate::{
     support::*,
 };
 
-/// Delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
+/// The delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
 const REOPEN: Duration = Duration::from_secs(3);
 
 /// Just below the five minutes after which rmcp closes a silent session.
 const RECONNECT: Duration = Duration::from_secs(290);
 
-/// Enough reopens to outlast the retention of a call that has ended.
+/// Enough reopens to outlast the retention of an ended call.
 const REOPENS: u32 = 25;
 
 for_servers!(sessions {
@@ -86,7 +87,7 @@ async fn standalone_streams_that_open_and_close_do_not_keep_a_call(server: Serve
     while passed + REOPEN < GRACE {
         clock.advance(REOPEN).await;
         passed += REOPEN;
-        // Opens a new stream and one that resumes after an event. Then the oldest open stream is closed.
+        // Opens a new stream and one that resumes after an event, and then closes the oldest open stream.
         for mut stream in [mcp.listen().await, mcp.resume("0").await] {
             assert_eq!(stream.head().await.status, 200);
             open.push(stream);
@@ -120,7 +121,9 @@ async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
     setup.assert_completes("attached", &mut attached).await;
 }
 
-/// Makes a whole call, and then reopens its stream repeatedly, as EventSource does. Returns the events of each stream.
+/// Makes a whole call and then reopens its stream repeatedly, as EventSource does.
+///
+/// Returns each stream's events.
 async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     let (events, last) = whole(&mut call).await;
@@ -134,8 +137,9 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Opens a standalone stream and a shadow of it, which are replaced each [`RECONNECT`]. The server sends events in
-/// each. Returns the events of each stream.
+/// Opens a standalone stream and its shadow, which are replaced every [`RECONNECT`].
+///
+/// The server sends events on each of them. Returns each stream's events.
 async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;
     let mut streams = Vec::new();
@@ -180,7 +184,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Returns all events of a stream that ends on its own, and the last id among them.
+/// Returns all events on a stream that ends on its own, and the last id among them.
 async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
     assert_eq!(connection.head().await.status, 200);
     let mut events = Vec::new();
@@ -189,7 +193,7 @@ async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
         last = event.id.clone().or(last);
         events.push(event);
     }
-    assert!(connection.is_complete(), "ended, not cut");
+    assert!(connection.is_complete(), "the stream has ended properly");
     (events, last)
 }
 

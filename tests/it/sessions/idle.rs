@@ -1,7 +1,7 @@
-//! Idle sessions are closed, and no other sessions are.
+//! Idle sessions are closed, and no others are.
 //!
-//! Except in the last test the clock is stopped and moves only when a test advances it. To check whether a session is
-//! open, the tests ask rmcp's manager, because a request would count as a use.
+//! Except in the last test, the clock is stopped and only moves when a test advances it. To check whether a session is
+//! open, the tests ask rmcp's manager, because a request would count as use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,17 +15,17 @@ use crate::{
     support::*,
 };
 
-/// The default of both rmcp and this crate.
+/// The default in both rmcp and this crate.
 pub(super) const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// Resolution to which tokio rounds a timer up.
+/// The resolution to which tokio rounds timers up.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
-/// The first stream of a session, and its first event.
+/// A session's first stream, and the first event on it.
 const STREAM: u64 = 0;
 pub(super) const FIRST_EVENT: &str = "0/0";
 
-/// How long rmcp lets handlers run on in a session that ends.
+/// How long rmcp lets handlers keep running in a session that is ending.
 const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     );
 }
 
-/// A runtime that stalled for a moment serves its timers before the accept queue.
+/// A runtime that has stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     let (clock, setup, mcp) = by_default().stopped().await;
@@ -54,7 +54,7 @@ async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     setup.assert_usable(&mcp).await;
     clock.advance(IDLE - TICK).await;
     settle(&setup).await;
-    assert!(is_open(&setup, &mcp).await, "it counts as used");
+    assert!(is_open(&setup, &mcp).await, "the session counts as used");
     clock.advance_past(Duration::from_millis(500)).await;
     until_closed(&setup, &mcp).await;
 }
@@ -94,7 +94,7 @@ async fn a_request_restarts_the_idle_timeout() {
     until_closed(&setup, &mcp).await;
 }
 
-/// rmcp looks up the session only after it has the body.
+/// rmcp only looks up the session once it has the body.
 #[tokio::test]
 async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
     let (clock, setup, mcp) = by_default().stopped().await;
@@ -161,7 +161,7 @@ async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
     setup.assert_usable(&mcp).await;
 }
 
-/// The control: bare rmcp fails the previous test.
+/// The control. Bare rmcp fails the previous test.
 #[tokio::test]
 async fn bare_rmcp_loses_the_answer_of_such_a_call() {
     let (clock, setup, mcp) = Plan::of(Server::Bare).stopped().await;
@@ -170,7 +170,11 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 
     clock.advance(IDLE + TICK).await;
 
-    assert_eq!(call.answer().await, None, "the stream ends without it");
+    assert_eq!(
+        call.answer().await,
+        None,
+        "the stream ends without the answer"
+    );
 }
 
 #[tokio::test]
@@ -235,7 +239,7 @@ async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
     assert!(is_open(&setup, &mcp).await);
 }
 
-/// The call's stream has ended, so only the registry knows that the call runs.
+/// The call's stream has ended, so only the registry knows that the call is still running.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
@@ -254,7 +258,9 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     setup.assert_completes("a", &mut resumed).await;
 }
 
-/// rmcp sends both answers to the newer call. The older call's stream gets no events and does not end.
+/// rmcp sends both answers to the newer call.
+///
+/// The older call's stream gets no events and does not end.
 #[tokio::test]
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
     let clock = StoppedClock::stop();
@@ -299,8 +305,8 @@ async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
     }
     standalone.fin();
 
-    // The server notices the disconnect in its own time, and the idle time starts in full then.
-    soon("the session is closed", async || {
+    // The server takes a while to notice the disconnect, and only then does the idle time start, in full.
+    soon("the session to be closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(&setup, &mcp).await
     })
@@ -332,7 +338,9 @@ async fn idle_sessions_may_stay_open() {
     setup.assert_usable(&mcp).await;
 }
 
-/// Here the idle time of the wrapper is the longer one, in `a_configured_idle_timeout_applies` the shorter.
+/// The wrapper's idle time is the longer one.
+///
+/// In `a_configured_idle_timeout_applies` it is the shorter one.
 #[tokio::test]
 async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     let short = |mut local: LocalSessionManager| {
@@ -393,11 +401,11 @@ async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
             assert!(is_open(&setup, &restored).await);
         }
         setup.assert_completes("a", &mut call).await;
-        assert!(is_open(&setup, &busy).await, "its call ran");
+        assert!(is_open(&setup, &busy).await, "its call was running");
     }
 }
 
-/// Streams and requests count without a layer too. Calls are not known there.
+/// Streams and requests count without a layer, too, but calls are not known.
 #[tokio::test]
 async fn sessions_are_closed_without_a_layer_too() {
     let clock = StoppedClock::stop();
@@ -415,7 +423,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 
     clock.advance(IDLE + TICK).await;
 
-    soon("the one without a call is closed", async || {
+    soon("the session without a call to be closed", async || {
         open().await == 1
     })
     .await;
@@ -444,7 +452,7 @@ async fn a_restored_session_has_a_full_idle_timeout() {
     until_closed(&setup, &mcp).await;
 }
 
-/// rmcp gives the handlers of a closed session 5 s. Then it closes the session again, by its id.
+/// rmcp gives a closed session's handlers 5 s, after which it closes the session again by its id.
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();
@@ -473,7 +481,7 @@ async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_
     assert_eq!(setup.events.ended(&mcp, 2).await, Outcome::Completed);
 }
 
-/// In real time: the delay that a client may see after a DELETE.
+/// In real time, the delay that a client may see after a DELETE.
 #[tokio::test]
 async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {
     let (ours, bare) = tokio::join!(
@@ -494,7 +502,7 @@ async fn from_delete_to_token(server: Server) -> Duration {
     setup.witness.token_fired("a").await - before
 }
 
-/// The setup of a user who configures nothing.
+/// Plans the setup of a user who does not configure anything.
 pub(super) fn by_default() -> Plan {
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
     Plan::of(Server::Wrapped).wrap(wrap)
@@ -505,7 +513,7 @@ pub(super) async fn detach(setup: &Setup, mcp: &Mcp) {
     setup.cut(mcp, 1, "a").await;
 }
 
-/// Disconnects the client unless it is disconnected already.
+/// Disconnects the client unless it is already disconnected.
 async fn disconnect(setup: &Setup, call: &mut Option<Connection>) {
     if let Some(call) = call.take() {
         call.fin();
@@ -513,7 +521,7 @@ async fn disconnect(setup: &Setup, call: &mut Option<Connection>) {
     }
 }
 
-/// Runs the timer: a whole exchange of another session passes.
+/// Gives the timer time to run, by making a whole exchange in another session.
 pub(super) async fn settle(setup: &Setup) {
     let other = setup.mcp().await;
     setup.assert_usable(&other).await;
@@ -532,7 +540,10 @@ pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
 }
 
 pub(super) async fn until_closed(setup: &Setup, mcp: &Mcp) {
-    soon("the session is closed", async || !is_open(setup, mcp).await).await;
+    soon("the session to be closed", async || {
+        !is_open(setup, mcp).await
+    })
+    .await;
 }
 
 /// Returns the number of sessions that the wrapper knows.
@@ -546,7 +557,7 @@ fn known(setup: &Setup) -> usize {
 }
 
 async fn known_reaches(setup: &Setup, count: usize) {
-    soon("the number of sessions of the wrapper", async || {
+    soon("the wrapper to know that many sessions", async || {
         known(setup) == count
     })
     .await;
@@ -560,5 +571,5 @@ pub(super) async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
         }
         tokio::task::yield_now().await;
     }
-    panic!("never: {what}");
+    panic!("waited in vain for {what}");
 }

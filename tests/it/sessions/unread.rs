@@ -1,7 +1,7 @@
 //! A client that is connected but does not read, over real sockets.
 //!
-//! rmcp's session worker waits for the slowest stream of its session. So such a client blocks all other calls of the
-//! session, and their cancels.
+//! rmcp's session worker waits for its session's slowest stream, so such a client blocks all other calls in the
+//! session, along with their cancels.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// More events than all buffers in between can hold.
+/// More events than all of the buffers in between can hold.
 const FLOOD: u32 = 10_000_000;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread") {
@@ -47,7 +47,7 @@ async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: S
     assert_cancels_in_time(&setup, &mcp, other).await;
 }
 
-/// The inner stream is dropped first, which lets the cancel pass.
+/// The inner stream is dropped first, which lets the cancel through.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
     let plan = small(server).grace(Grace::Never);
@@ -64,9 +64,9 @@ async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     drop(unread);
 }
 
-// === The parts ===
+// === Helpers ===
 
-/// A server with so small a send buffer that the stream is soon full.
+/// Plans a server with such a small send buffer that the stream is soon full.
 fn small(server: Server) -> Plan {
     Plan::of(server).send_buffer(16 * 1024)
 }
@@ -87,7 +87,9 @@ async fn flooded(setup: &Setup, mcp: &Mcp) -> Connection {
     unread
 }
 
-/// Disconnects another call's client, which is cancelled soon after the stall timeout of the unread one.
+/// Disconnects another call's client.
+///
+/// The call is cancelled soon after the unread one's stall timeout.
 async fn assert_cancels_in_time(setup: &Setup, mcp: &Mcp, other: Connection) {
     let hung_up = Instant::now();
     other.fin();
@@ -110,6 +112,9 @@ async fn until_blocked(setup: &Setup, mcp: &Mcp) {
         if timeout(Duration::from_millis(200), answered).await.is_err() {
             return;
         }
-        assert!(setup.witness.is_running("flood"), "it was never blocked");
+        assert!(
+            setup.witness.is_running("flood"),
+            "the session was never blocked"
+        );
     }
 }

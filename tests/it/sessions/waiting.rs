@@ -1,4 +1,4 @@
-//! Requests that wait between the layer and rmcp for longer than the idle timeout of their session.
+//! Requests that wait between the layer and rmcp for longer than their session's idle timeout.
 
 use crate::setup::Setup;
 use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use crate::{setup::StoppedClock, support::*};
 
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// The header of a request that waits. Its value is when it waits: before or after its body is read.
+/// The header of a request that waits. Its value specifies whether it waits before or after its body is read.
 const WAIT_HEADER: &str = "x-waits";
 
 /// A queue in front of rmcp.
@@ -133,9 +133,9 @@ async fn a_waiting_call_of_a_disconnected_client_does_not_keep_its_session_open(
     closes(&clock, &setup, &mcp).await;
 }
 
-/// Asserts that the session is closed as an idle one.
+/// Asserts that the session is closed for being idle.
 async fn closes(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
-    soon("the session is closed", async || {
+    soon("the session to be closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(setup, mcp).await
     })
