@@ -59,7 +59,9 @@ async fn assert_keeps_no_call(server: Server, side: Side) {
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
-/// Sends requests with the victim's session and the ids of its call and events, all of which must be refused.
+/// Sends requests with the victim's session and the ids of its call and events.
+///
+/// All of them must be refused.
 async fn assert_all_are_refused(attacker: &Mcp) {
     let mut call = attacker.call(ID, "hold", label()).await;
     assert_eq!(call.head().await.status, 401);

@@ -59,7 +59,9 @@ async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Serve
     setup.calls_reach(0).await;
 }
 
-/// hyper does not read any further, so it does not notice the disconnect, and the call completes with its answer.
+/// hyper does not read any further, so it does not notice the disconnect.
+///
+/// The call completes with its answer.
 async fn bytes_of_a_next_request_do_not_hide_an_answer(server: Server) {
     let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, ID, "hold", "a").await;

@@ -1,4 +1,6 @@
-//! Ids that an attacker has guessed or overheard: of events, of requests, and of sessions on other paths.
+//! Ids that an attacker has guessed or overheard.
+//!
+//! They are the ids of events, of requests, and of sessions on other paths.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::any};
 

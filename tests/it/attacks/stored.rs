@@ -31,7 +31,7 @@ async fn a_stored_event_of_another_session_is_not_replayed() {
     }
 }
 
-/// For a client without a session, rmcp reads the store regardless of which session an event is from.
+/// For a client without a session, rmcp reads the store whichever session an event is from.
 #[tokio::test]
 async fn a_stored_event_of_a_session_is_not_replayed_to_a_client_without_one() {
     let (setup, victim) = stored(Server::Wrapped).await;

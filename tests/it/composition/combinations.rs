@@ -1,4 +1,4 @@
-//! Combines middleware with each side of the layer, each kind of server and both HTTP versions.
+//! Common middleware on each side of the layer, with each kind of server and HTTP version.
 //!
 //! The middleware is everything that servers commonly use. Each combination is one cell in a table, and each covers
 //! everything that can happen to a call.

@@ -66,7 +66,9 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
 }
 
-/// Returns a call's answer and reads the response in full, so that the layer sees its end, too.
+/// Returns a call's answer, and reads the response in full.
+///
+/// This lets the layer see its end, too.
 async fn whole_answer(call: &mut Connection) -> Value {
     let answer = call.answer().await.expect("an answer");
     call.body_to_end().await;

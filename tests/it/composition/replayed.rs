@@ -1,4 +1,4 @@
-//! To the services inside the layer, a cancel replayed as a POST is a request in its own right.
+//! To services inside the layer, a cancel replayed as a POST is a request in its own right.
 
 use std::{
     collections::HashSet,

@@ -18,7 +18,7 @@ async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cance
     assert!(foreign.layer.calls().is_empty());
 }
 
-/// A handler only counts as one that stops with its token if it asks whether the token has fired.
+/// A handler counts as one that stops with its token only if it asks the token for its state.
 #[tokio::test]
 async fn a_token_that_is_only_logged_does_not_count_as_observed() {
     let foreign = Foreign::with(Grace::Auto);
@@ -60,7 +60,9 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
     assert_eq!(foreign.log.ends(&number(7)), [orphaned]);
 }
 
-/// The specification forbids reusing an id, but a client that does so must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 #[tokio::test]
 async fn a_replayed_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let foreign = Foreign::with(Grace::Immediate);

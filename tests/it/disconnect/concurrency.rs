@@ -22,7 +22,9 @@ const ROUNDS: usize = 5;
 /// The number of clients that do not wait for their call to start.
 const EARLY_DISCONNECTS: u64 = 300;
 
-/// The largest number of runtime steps before they disconnect, by which time any call has long started.
+/// The largest number of runtime steps before they disconnect.
+///
+/// By that time, any call has long started.
 const STEPS: u64 = 40;
 
 struct Call {

@@ -178,7 +178,9 @@ async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
 }
 
-/// Asserts that the call is orphaned after the rest of its grace, half of which has already passed.
+/// Asserts that the call is orphaned after the rest of its grace.
+///
+/// Half of the grace has already passed.
 async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));

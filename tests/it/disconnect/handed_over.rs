@@ -1,4 +1,4 @@
-//! A call on its way to the session manager, and everything that can happen before it gets there.
+//! A call on its way to the session manager, and what can happen before it gets there.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,9 @@ use crate::{
     support::*,
 };
 
-/// A service inside the layer that serves each request in a task of its own, which a disconnect does not drop.
+/// A service inside the layer that serves each request in its own task.
+///
+/// A disconnect does not drop such a task.
 struct Spawning {
     asked: mpsc::UnboundedReceiver<()>,
     proceed: Arc<Notify>,
@@ -134,7 +136,9 @@ async fn a_call_that_waited_for_its_session_is_still_superseded() {
     assert_eq!(setup.events.ended(&mcp, 1).await, superseded);
 }
 
-/// Sends a call while rmcp's sessions are locked, and waits until the layer knows the call from its body.
+/// Sends a call while rmcp's sessions are locked.
+///
+/// Waits until the layer knows the call from its body.
 async fn wait_for_its_session(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connection {
     let locked = setup.sessions.local().sessions.write().await;
     let call = mcp.call(id, "hold", arguments(label)).await;
@@ -149,7 +153,7 @@ fn superseding() -> Plan {
         .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
 }
 
-/// A message that does not look like a call does not belong to any session manager, so it passes.
+/// A message that does not look like a call belongs to no session manager, so it passes.
 #[tokio::test]
 async fn a_notification_passes_a_service_that_spawns() {
     let (plan, mut spawning) = Spawning::plan(true);

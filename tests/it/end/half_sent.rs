@@ -34,7 +34,9 @@ async fn the_client_gets_the_error_behind_half_an_answer_that_is_sent_as_an_even
     assert!(error.contains("-32001"), "{text:?}");
 }
 
-/// The length has already been sent, so no error can be appended, and hyper closes the connection.
+/// The length has already been sent, so no error can be appended.
+///
+/// hyper closes the connection.
 #[tokio::test(start_paused = true)]
 async fn half_an_answer_of_known_length_ends() {
     let mut answer = stalled("application/json", HALF);

@@ -1,4 +1,4 @@
-//! Messages that a handler sends after its call has been cancelled, because it ignores its token.
+//! Messages that a handler which ignores its token sends after its call has been cancelled.
 //!
 //! The wrapper suppresses them. Bare rmcp delivers them on the session's standalone stream.
 
@@ -196,7 +196,7 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     }
 }
 
-/// rmcp's worker does not handle anything while one of its session's streams is full and unread.
+/// rmcp's worker handles nothing while one of its session's streams is full and unread.
 #[tokio::test]
 async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answer() {
     let clock = StoppedClock::stop();

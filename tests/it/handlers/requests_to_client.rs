@@ -134,7 +134,9 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
     );
 }
 
-/// Starts a server whose handlers send the request named by their label and report its result.
+/// Starts a server whose handlers send the request named by their label.
+///
+/// They report its result.
 async fn start(server: Server) -> (Setup, Results) {
     let (sender, results) = mpsc::unbounded_channel();
     let handler = Scripted::labelled(move |label, context| {

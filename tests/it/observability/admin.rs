@@ -1,4 +1,6 @@
-//! The page of `examples/admin`: what it shows, who may cancel, and how it treats client text.
+//! The page of `examples/admin`.
+//!
+//! These tests cover what it shows, who may cancel, and that client text stays text.
 
 use std::convert::Infallible;
 

@@ -58,7 +58,7 @@ async fn a_subscriber_that_panics_does_not_prevent_a_cancel_at_once() {
     assert!(layer.calls().is_empty());
 }
 
-/// Makes each of the layer's lines panic, as with a subscriber that prints to a closed stderr.
+/// Makes each of the layer's lines panic, like a subscriber that prints to a closed stderr.
 fn panicking_subscriber() -> DefaultGuard {
     let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
     let of_layer = Targets::new().with_target("mcp_cancel_on_disconnect", LevelFilter::TRACE);

@@ -161,7 +161,9 @@ async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is
     mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
-/// The server has ended the stream but the layer has not seen that yet, so the answer finds no stream.
+/// The server has ended the stream, but the layer has not seen that yet.
+///
+/// The answer therefore finds no stream.
 #[tokio::test]
 async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);

@@ -370,7 +370,9 @@ async fn with_slow_resumes(server: Server) -> (StoppedClock, Setup, Mcp, Gate) {
     (clock, setup, mcp, gate)
 }
 
-/// A header value cannot begin or end with white space, and `fetch` sends one byte per character.
+/// A header value cannot begin or end with white space.
+///
+/// `fetch` sends one byte per character.
 #[tokio::test(start_paused = true)]
 async fn a_client_resumes_with_an_event_id_that_a_header_cannot_carry_unchanged() {
     let cases: [(&str, &[u8]); 4] = [

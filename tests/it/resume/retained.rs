@@ -110,7 +110,9 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
     }
 }
 
-/// The answer repeats the event id sent by the client, whichever of the stream's events that is.
+/// The answer repeats the event id sent by the client.
+///
+/// It does not matter which of the stream's events that is.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -137,7 +139,9 @@ async fn a_late_answer_is_for_its_own_session_only() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
-/// The answer was written to a socket that its client no longer reads, which the server cannot know.
+/// The answer was written to a socket that its client no longer reads.
+///
+/// The server cannot know that.
 #[tokio::test]
 async fn an_answer_that_was_not_sent_to_any_client_is_retained() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;

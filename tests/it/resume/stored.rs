@@ -136,7 +136,7 @@ async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     (setup, mcp, ids)
 }
 
-/// Disconnects call 1's client after four of its five events, and returns the ids of those four.
+/// Disconnects call 1's client after the first four of its five events, and returns their ids.
 async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),

@@ -254,7 +254,9 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
     }
 }
 
-/// The specification forbids reusing an id, but a client that does so must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 #[tokio::test]
 async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
@@ -668,7 +670,7 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
     assert_eq!(sessions.inner().sessions.read().await.len(), 0);
 }
 
-/// If the manager handled the later resume first, it would take the stream from the connected client.
+/// If the later resume were handled first, it would take the connected client's stream.
 #[tokio::test]
 async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     let (gated, waits, app, session, id) =
@@ -723,7 +725,9 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     assert_done(next).await;
 }
 
-/// The former reader ends when the manager moves the call, and the next reader has nothing to read yet.
+/// The former reader ends when the manager moves the call.
+///
+/// The next reader has nothing to read yet.
 #[tokio::test]
 async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
@@ -1076,7 +1080,9 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     drop(unread);
 }
 
-/// The answer is sent after its stream has ended, but before the call is known to be detached.
+/// The answer is sent after its stream has ended.
+///
+/// At that point the call is not known to be detached yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(
     clippy::disallowed_methods,

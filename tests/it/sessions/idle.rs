@@ -452,7 +452,9 @@ async fn a_restored_session_has_a_full_idle_timeout() {
     until_closed(&setup, &mcp).await;
 }
 
-/// rmcp gives a closed session's handlers 5 s, after which it closes the session again by its id.
+/// rmcp gives a closed session's handlers 5 s.
+///
+/// After that it closes the session again, by its id.
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();

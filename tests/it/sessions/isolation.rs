@@ -236,7 +236,9 @@ async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(ser
     assert!(!setup.events.all().iter().any(failed));
 }
 
-/// The specification forbids reusing an id, but a client that does so must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(server: Server) {
     let (mut gate, holding_back) = Gate::for_exchange(Held::ReadRequest, "newer");
     let (setup, mcp) = Plan::of(server).inside(holding_back).client().await;
@@ -319,9 +321,9 @@ async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_old
     assert!(setup.calls.is_empty());
 }
 
-/// The call might have waited in a queue.
+/// It is as if the call had waited in a queue.
 ///
-/// The server has never received it, but would receive its cancel.
+/// The server never received the call, but would receive its cancel.
 async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));

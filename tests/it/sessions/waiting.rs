@@ -1,4 +1,4 @@
-//! Requests that wait between the layer and rmcp for longer than their session's idle timeout.
+//! Requests that wait between the layer and rmcp for longer than the session's idle timeout.
 
 use crate::setup::Setup;
 use std::{sync::Arc, time::Duration};

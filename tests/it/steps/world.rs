@@ -218,7 +218,7 @@ impl World {
         Call::new(self.router.clone(), request.expect("a request"))
     }
 
-    /// Returns the resume before its first poll, or `None` if the client has not seen an event id.
+    /// Returns the resume before its first poll, or `None` if the client has no event id.
     pub(super) fn resume(&self, call: &Call) -> Option<Call> {
         let id = call.last_event_id().filter(|_| self.session.is_some())?;
         let request = self.request("GET").header("last-event-id", id);

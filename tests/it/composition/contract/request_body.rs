@@ -162,7 +162,7 @@ fn a_body_that_was_not_read_to_its_end_is_unknown() {
     assert_eq!(events_of(call().end(End::Silent), ToEnd), unread);
 }
 
-/// Returns the events for a call that the service answers with `status` without reading its body.
+/// Returns the events for a call whose body stays unread and is answered with `status`.
 fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
     let (layer, log) = immediate();
     let kept = Arc::new(Mutex::new(None));

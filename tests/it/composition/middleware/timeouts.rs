@@ -34,7 +34,9 @@ fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LIMIT)
 }
 
-/// Sends no head before it has the whole body, like a middleware that signs or rewrites responses.
+/// Sends no head until it has the whole body.
+///
+/// A middleware that signs or rewrites responses does the same.
 async fn collected(request: Request, next: Next) -> Response {
     let (head, body) = next.run(request).await.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");

@@ -71,7 +71,9 @@ async fn bare_rmcp_does_not_fire_the_token_of_a_stored_call() {
     assert!(setup.witness.is_running("a"));
 }
 
-/// Before 2026-07-28 a disconnect is not a cancel, and with a store the client can resume on any server.
+/// Before 2026-07-28 a disconnect is not a cancel.
+///
+/// With a store, the client can resume on any server.
 #[tokio::test]
 async fn a_stored_call_of_an_older_revision_keeps_running() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);

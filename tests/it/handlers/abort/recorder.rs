@@ -131,7 +131,9 @@ pub(super) fn notifications() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Returns a request's parameters at revision 2026-07-28, from a client with all capabilities.
+/// Returns a request's parameters at revision 2026-07-28.
+///
+/// The client has all capabilities.
 pub(super) fn modern(mut params: Value) -> Value {
     let capabilities = ClientCapabilities::builder().enable_tasks().build();
     params["_meta"] = json!({

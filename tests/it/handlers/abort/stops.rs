@@ -164,7 +164,7 @@ async fn only_requests_without_side_effects_are_stopped() {
     assert_eq!(running, protected.into());
 }
 
-/// rmcp does not know that a call at revision 2026-07-28 with stored events has been cancelled.
+/// rmcp does not know that a call at 2026-07-28 with stored events has been cancelled.
 #[tokio::test]
 async fn a_stopped_call_is_answered_if_a_client_can_receive_the_answer() {
     let handler = Scripted::new(|context| async move {

@@ -107,7 +107,9 @@ mod child {
     use super::{TransportMode, begin, print_time};
     use crate::{setup::Scripted, support::within};
 
-    /// The process holds the only other end of a pipe, which closes when the process ends, whether or not it is reaped.
+    /// The process holds the only other end of a pipe.
+    ///
+    /// The pipe closes when the process ends, whether or not it is reaped.
     pub(super) async fn assert_killed(mode: TransportMode) {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");

@@ -87,7 +87,9 @@ async fn a_resume_has_the_length_of_its_detachment(server: Server) {
     assert_eq!(causes.all(), expected);
 }
 
-/// The old connection is dead, but its stream is not being read, so the server has not noticed yet.
+/// The old connection is dead.
+///
+/// Its stream is not being read, so the server has not noticed yet.
 async fn a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached(
     server: Server,
 ) {

@@ -105,7 +105,9 @@ impl Recorder {
     }
 }
 
-/// Returns what [`Recorder`]'s `initialize_session` returns, which is also the message in its streams.
+/// Returns what [`Recorder`]'s `initialize_session` returns.
+///
+/// It is also the message in its streams.
 pub(super) fn message() -> ServerJsonRpcMessage {
     let empty = ServerResult::EmptyResult(EmptyResult {});
     ServerJsonRpcMessage::response(empty, NumberOrString::Number(4711))

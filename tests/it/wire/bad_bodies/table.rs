@@ -8,7 +8,9 @@ use crate::support::*;
 pub(super) struct Row {
     pub(super) what: &'static str,
     body: Bytes,
-    /// Values for `Content-Type` in place of `application/json`, of which there may be none or several.
+    /// Values for `Content-Type` in place of `application/json`.
+    ///
+    /// There may be none or several.
     content_types: &'static [&'static str],
     content_encoding: Option<&'static str>,
     pub(super) sent: Sent,
