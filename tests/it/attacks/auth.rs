@@ -4,7 +4,7 @@ use axum::{Router, extract::Request};
 use http::{StatusCode, header::AUTHORIZATION};
 use tower_http::validate_request::ValidateRequestHeaderLayer;
 
-use super::{ID, assert_answered, assert_orphaned_on_time, label, lost};
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lose_client};
 use crate::{
     setup::{Plan, Server, Setup, StoppedClock, for_servers},
     support::*,
@@ -52,7 +52,7 @@ async fn assert_ends_no_call(server: Server, side: Side) {
 async fn assert_keeps_no_call(server: Server, side: Side) {
     let clock = StoppedClock::stop();
     let (setup, victim, attacker) = guarded(server, side).await;
-    lost(&setup, &victim).await;
+    lose_client(&setup, &victim).await;
 
     assert_all_are_refused(&attacker).await;
 

@@ -22,7 +22,7 @@ mod text;
 const ID: u64 = 7;
 
 /// Starts a call and disconnects its client once two events have been delivered.
-async fn lost(setup: &Setup, mcp: &Mcp) {
+async fn lose_client(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_primed(mcp, ID, "chatty", "victim").await;
     call.event().await.expect("the progress");
     call.fin();
@@ -58,7 +58,7 @@ async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
 }
 
 /// Returns the whole response to a resume, or `None` if the resume is refused.
-async fn resumed(mcp: &Mcp, last_event_id: &str) -> Option<String> {
+async fn try_resume(mcp: &Mcp, last_event_id: &str) -> Option<String> {
     let mut resumed = mcp.resume(last_event_id).await;
     if resumed.head().await.status != 200 {
         return None;

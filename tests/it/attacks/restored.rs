@@ -2,7 +2,7 @@
 
 use mcp_cancel_on_disconnect::Outcome;
 
-use super::{GRACE, ID, lost, resumed};
+use super::{GRACE, ID, lose_client, try_resume};
 use crate::{
     setup::{EventKind, FIRST_EVENT, Plan, SavedSessions, Server, Setup},
     support::*,
@@ -11,28 +11,28 @@ use crate::{
 #[tokio::test]
 async fn a_retained_answer_does_not_outlive_the_restore_of_its_session() {
     let (setup, mcp) = saved(Server::Wrapped).client().await;
-    answered(&setup, &mcp).await;
-    let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
+    complete_detached(&setup, &mcp).await;
+    let kept = try_resume(&mcp, FIRST_EVENT).await.expect("a stream");
     assert!(kept.contains("done:victim"), "before: {kept}");
 
     forget(&setup, &mcp).await;
     setup.assert_usable(&mcp).await;
 
-    let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
+    let kept = try_resume(&mcp, FIRST_EVENT).await.expect("a stream");
     assert!(!kept.contains("done:victim"), "after: {kept}");
 }
 
 #[tokio::test]
 async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
     let (setup, mcp) = saved(Server::Wrapped).client().await;
-    answered(&setup, &mcp).await;
+    complete_detached(&setup, &mcp).await;
     forget(&setup, &mcp).await;
 
     assert_eq!(setup.cut(&mcp, "new", "new").await, FIRST_EVENT);
     setup.witness.release("new");
     setup.events.ended(&mcp, "new").await;
 
-    let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
+    let kept = try_resume(&mcp, FIRST_EVENT).await.expect("a stream");
     assert!(
         kept.contains("done:new") && !kept.contains("victim"),
         "{kept}"
@@ -43,13 +43,13 @@ async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
 async fn a_retained_answer_does_not_reach_a_restored_session_of_another_client() {
     let setup = saved(Server::Wrapped).start().await;
     let (mcp, attacker) = (setup.mcp().await, setup.mcp().await);
-    answered(&setup, &mcp).await;
+    complete_detached(&setup, &mcp).await;
     forget(&setup, &attacker).await;
 
-    let kept = resumed(&attacker, FIRST_EVENT).await.expect("a stream");
+    let kept = try_resume(&attacker, FIRST_EVENT).await.expect("a stream");
 
     assert_eq!(kept, "");
-    let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
+    let kept = try_resume(&mcp, FIRST_EVENT).await.expect("a stream");
     assert!(kept.contains("done:victim"), "{kept}");
 }
 
@@ -57,7 +57,7 @@ async fn a_retained_answer_does_not_reach_a_restored_session_of_another_client()
 #[tokio::test]
 async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     let (clock, setup, mcp) = saved(Server::LayerOnly).stopped().await;
-    lost(&setup, &mcp).await;
+    lose_client(&setup, &mcp).await;
     expire(&setup, &mcp).await;
     assert_eq!(setup.cut(&mcp, "new", "new").await, FIRST_EVENT);
 
@@ -86,7 +86,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
 #[tokio::test]
 async fn the_cancel_of_a_lost_call_does_not_hit_one_with_its_id_in_the_restored_session() {
     let (clock, setup, mcp) = saved(Server::LayerOnly).stopped().await;
-    lost(&setup, &mcp).await;
+    lose_client(&setup, &mcp).await;
     expire(&setup, &mcp).await;
     let mut call = setup.start_call(&mcp, ID, "hold", "new").await;
 
@@ -103,8 +103,8 @@ fn saved(server: Server) -> Plan {
 }
 
 /// Lets a call complete while its client is disconnected.
-async fn answered(setup: &Setup, mcp: &Mcp) {
-    lost(setup, mcp).await;
+async fn complete_detached(setup: &Setup, mcp: &Mcp) {
+    lose_client(setup, mcp).await;
     setup.witness.release("victim");
     setup.events.ended(mcp, ID).await;
 }

@@ -6,7 +6,7 @@ use axum::{body::Body, middleware::map_request};
 use http::Request;
 use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace, Limits, Outcome};
 
-use super::{ID, resumed};
+use super::{ID, try_resume};
 use crate::{
     setup::{FIRST_STORED, Plan, SavedSessions, Server, Setup, Store, Wrapper},
     support::*,
@@ -22,10 +22,10 @@ async fn a_stored_event_of_another_session_is_not_replayed() {
     let first = first_event(&setup, &victim).await;
 
     // Try again after the call has completed, when the store has the answer as well.
-    for brought in [PROGRESS, "done:victim"] {
-        assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
-        let own = resumed(&victim, &first).await.expect("a stream");
-        assert!(own.contains(brought), "not sent to its own session: {own}");
+    for expected in [PROGRESS, "done:victim"] {
+        assert_eq!(try_resume(&attacker, &first).await.as_deref(), Some(""));
+        let own = try_resume(&victim, &first).await.expect("a stream");
+        assert!(own.contains(expected), "not sent to its own session: {own}");
         setup.witness.release("victim");
         assert_eq!(setup.events.ended(&victim, ID).await, Outcome::Completed);
     }
@@ -38,7 +38,7 @@ async fn a_stored_event_of_a_session_is_not_replayed_to_a_client_without_one() {
     let first = first_event(&setup, &victim).await;
     let attacker = Mcp::sessionless(setup.served.addr, PATH);
 
-    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
+    assert_eq!(try_resume(&attacker, &first).await.as_deref(), Some(""));
 }
 
 /// The control. Without the manager, rmcp delivers the event that the tests above suppress.
@@ -48,7 +48,7 @@ async fn without_the_manager_rmcp_replays_stored_events_to_any_client() {
     let attacker = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
 
-    let seen = resumed(&attacker, &first).await.expect("a stream");
+    let seen = try_resume(&attacker, &first).await.expect("a stream");
     assert!(seen.contains(PROGRESS), "{seen}");
 }
 
@@ -82,10 +82,10 @@ async fn a_stored_event_is_not_replayed_by_another_manager_of_its_store() {
 
     let attacker = other.mcp().await;
 
-    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
+    assert_eq!(try_resume(&attacker, &first).await.as_deref(), Some(""));
     let sessionless = Mcp::sessionless(other.served.addr, PATH);
-    assert_eq!(resumed(&sessionless, &first).await.as_deref(), Some(""));
-    let own = resumed(&victim, &first).await.expect("a stream");
+    assert_eq!(try_resume(&sessionless, &first).await.as_deref(), Some(""));
+    let own = try_resume(&victim, &first).await.expect("a stream");
     assert!(own.contains(PROGRESS), "{own}");
 }
 
@@ -96,7 +96,7 @@ async fn a_stored_event_is_not_replayed_for_its_plain_id() {
     first_event(&setup, &victim).await;
 
     for mcp in [&victim, &setup.mcp().await] {
-        assert_eq!(resumed(mcp, FIRST_STORED).await.as_deref(), Some(""));
+        assert_eq!(try_resume(mcp, FIRST_STORED).await.as_deref(), Some(""));
     }
 }
 
@@ -108,11 +108,11 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_replayed_to_its_sessio
     let (victim, first) = before_restart(&before).await;
 
     let same = victim.at(after.served.addr);
-    let own = resumed(&same, &first).await.expect("a stream");
+    let own = try_resume(&same, &first).await.expect("a stream");
     assert!(own.contains(PROGRESS), "{own}");
 
     let attacker = after.mcp().await;
-    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
+    assert_eq!(try_resume(&attacker, &first).await.as_deref(), Some(""));
 }
 
 /// By default, the other process would have a random key.
@@ -123,7 +123,7 @@ async fn a_stored_event_of_a_process_with_another_key_is_not_replayed_to_any_cli
 
     let same = victim.at(after.served.addr);
 
-    assert_eq!(resumed(&same, &first).await.as_deref(), Some(""));
+    assert_eq!(try_resume(&same, &first).await.as_deref(), Some(""));
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn an_empty_key_is_the_same_as_no_key() {
     let (victim, first) = before_restart(&before).await;
 
     // Both services use this process's random key.
-    let own = resumed(&victim.at(after.served.addr), &first).await;
+    let own = try_resume(&victim.at(after.served.addr), &first).await;
     assert!(own.expect("a stream").contains(PROGRESS));
 }
 
@@ -175,8 +175,8 @@ async fn assert_keeps_its_events(plan: Plan) {
     let first = first.id.expect("an id");
     call.event().await.expect("the progress");
 
-    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
-    let own = resumed(&victim, &first).await.expect("a stream");
+    assert_eq!(try_resume(&attacker, &first).await.as_deref(), Some(""));
+    let own = try_resume(&victim, &first).await.expect("a stream");
     assert!(own.contains(PROGRESS), "{own}");
 }
 

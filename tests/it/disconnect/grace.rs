@@ -129,7 +129,7 @@ async fn a_resume_that_is_refused_does_not_keep_the_call(server: Server) {
     let refused = mcp.resume(FIRST_EVENT).await.head().await;
 
     assert_eq!(refused.status, 401);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
 async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
@@ -145,7 +145,7 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     let mut resumed = other_client.resume(FIRST_EVENT).await;
 
     assert_eq!(resumed.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
 /// With the layer alone, this would keep the call.
@@ -163,7 +163,7 @@ async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() 
     let mut resumed = mcp.resume(SECOND_STREAM).await;
 
     assert_eq!(resumed.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
     setup.assert_completes("other", &mut resumed).await;
 }
 
@@ -175,13 +175,13 @@ async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
     let mut standalone = mcp.listen().await;
 
     assert_eq!(standalone.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
 /// Asserts that the call is orphaned after the rest of its grace.
 ///
 /// Half of the grace has already passed.
-async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+async fn assert_orphaned_when_grace_ends(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));
     clock.advance(GRACE / 2 + TICK).await;

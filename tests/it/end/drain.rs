@@ -34,7 +34,7 @@ const MARGIN: Duration = Duration::from_secs(8);
 const SHUT_DOWN: Outcome = Outcome::Cancelled(CancelReason::ShuttingDown);
 
 /// An axum server that the test can shut down.
-struct Ending {
+struct StoppableServer {
     addr: std::net::SocketAddr,
     end: oneshot::Sender<()>,
     served: JoinHandle<()>,
@@ -132,19 +132,19 @@ async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) 
 }
 
 /// Returns a middleware that holds back calls' answers until the test lets them through.
-fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
+fn holding_answers(release: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
     move |router| {
         router.layer(map_response(move |response: Response| {
-            let let_on = let_on.clone();
+            let release = release.clone();
             async move {
                 let (parts, body) = response.into_parts();
                 let held = body.into_data_stream().then(move |frame| {
-                    let mut let_on = let_on.clone();
+                    let mut release = release.clone();
                     async move {
                         let is_answer =
                             |frame: &Bytes| frame.windows(5).any(|text| text == b"done:");
                         if frame.as_ref().is_ok_and(is_answer) {
-                            let_on.wait_for(|on| *on).await.expect("the test holds it");
+                            release.wait_for(|on| *on).await.expect("the test holds it");
                         }
                         frame
                     }
@@ -157,7 +157,7 @@ fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Rout
 
 async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server) {
     for is_resumed in [false, true] {
-        let (let_on, held) = watch::channel(false);
+        let (release, held) = watch::channel(false);
         let plan = Plan::of(server).grace(Grace::Never);
         let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -180,7 +180,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
         let waits = timeout(Duration::from_millis(200), &mut drain).await;
 
         assert!(waits.is_err(), "the answer is still being sent: {waits:?}");
-        let_on.send(true).expect("the answer is held back");
+        release.send(true).expect("the answer is held back");
         let (answer, report) = tokio::join!(call.answer(), drain);
         assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");
         assert_eq!((report.ended, report.cancelled), (1, 0), "{is_resumed}");
@@ -188,7 +188,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 }
 
 async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: Server) {
-    let (let_on, held) = watch::channel(false);
+    let (release, held) = watch::channel(false);
     let plan = Plan::of(server).grace(Grace::Never);
     let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -198,7 +198,7 @@ async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: S
 
     call.head().await;
     call.body_to_end().await;
-    drop(let_on);
+    drop(release);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,7 +208,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     let layer = CancelOnDisconnectLayer::new();
     let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
     let app = router(tools.service(Mode::Session, sessions)).layer(layer.clone());
-    let server = Ending::serve(app).await;
+    let server = StoppableServer::serve(app).await;
     let (open, calls) = start_five_hundred(&server, &witness).await;
 
     let started = Instant::now();
@@ -227,7 +227,7 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let witness = Witness::new();
     let sessions = Arc::new(LocalSessionManager::default());
     let app = router(Tools::new(&witness).service(Mode::Session, sessions));
-    let server = Ending::serve(app).await;
+    let server = StoppableServer::serve(app).await;
     let mcp = Mcp::session(server.addr, PATH).await;
     let mut standalone = mcp.listen().await;
     standalone.head().await;
@@ -240,7 +240,7 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
 ///
 /// Tasks read all of the answers.
 async fn start_five_hundred(
-    server: &Ending,
+    server: &StoppableServer,
     witness: &Witness,
 ) -> (Vec<Connection>, Vec<JoinHandle<()>>) {
     let mut standalone = Vec::new();
@@ -262,7 +262,7 @@ async fn start_five_hundred(
 
 /// Shuts the server down and lets half of the calls complete during the drain.
 async fn end(
-    server: Ending,
+    server: StoppableServer,
     witness: &Witness,
     calls: Calls,
 ) -> mcp_cancel_on_disconnect::DrainReport {
@@ -285,9 +285,9 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
     tokio::spawn(task)
 }
 
-// === impl Ending ===
+// === impl StoppableServer ===
 
-impl Ending {
+impl StoppableServer {
     async fn serve(app: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("bound");

@@ -35,17 +35,17 @@ for_servers!(sessions {
 });
 
 async fn two_thousand_cycles_with_a_stopped_clock(server: Server) {
-    cycles(server, Clock::Stopped(StoppedClock::stop())).await;
+    run_cycles(server, Clock::Stopped(StoppedClock::stop())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cycles_on_two_threads_with_the_wrapper() {
-    cycles(Server::Wrapped, Clock::Real).await;
+    run_cycles(Server::Wrapped, Clock::Real).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cycles_on_two_threads_with_the_layer_alone() {
-    cycles(Server::LayerOnly, Clock::Real).await;
+    run_cycles(Server::LayerOnly, Clock::Real).await;
 }
 
 enum Clock {
@@ -80,7 +80,7 @@ enum Answer {
     Never,
 }
 
-async fn cycles(server: Server, clock: Clock) {
+async fn run_cycles(server: Server, clock: Clock) {
     let mut dice = Dice::new();
     let ledger = Ledger::default();
     let setup = Plan::of(server)
@@ -128,10 +128,10 @@ async fn cycles(server: Server, clock: Clock) {
             *session = setup.mcp().await;
         }
         if !clock.is_real() {
-            all_over(&setup, &sessions, &clock).await;
+            settle(&setup, &sessions, &clock).await;
         }
     }
-    all_over(&setup, &sessions, &clock).await;
+    settle(&setup, &sessions, &clock).await;
     assert_each_ended_once(&setup, &clock);
     assert_eq!(ledger.balance(), (0, 0));
 }
@@ -152,7 +152,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 /// Waits until no handler is running.
 ///
 /// The only ones still running are orphans and calls that a DELETE left to rmcp.
-async fn all_over(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
+async fn settle(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
     // A jump of the clock makes deadlines late, and a late deadline is postponed once.
     for _ in 0..8 {
         clock.pass(1_900).await;

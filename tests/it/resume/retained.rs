@@ -145,7 +145,7 @@ async fn a_late_answer_is_for_its_own_session_only() {
 #[tokio::test]
 async fn an_answer_that_was_not_sent_to_any_client_is_retained() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
-    answered_unread(&setup, &mcp).await;
+    complete_unread(&setup, &mcp).await;
 
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
@@ -174,7 +174,7 @@ async fn detached_only_retains_only_answers_of_detached_calls() {
     let setup =
         Plan::with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
     let (setup, mcp) = setup.client().await;
-    answered_unread(&setup, &mcp).await;
+    complete_unread(&setup, &mcp).await;
     setup.cut(&mcp, 2, "b").await;
     finish(&setup, &mcp, 2, "b").await;
 
@@ -411,7 +411,7 @@ async fn read_large(setup: &Setup, mcp: &Mcp, label: &str, bytes: usize) {
 }
 
 /// Completes call 1 on an open connection that its client never reads from.
-async fn answered_unread(setup: &Setup, mcp: &Mcp) {
+async fn complete_unread(setup: &Setup, mcp: &Mcp) {
     let call = mcp.call(1, "hold", arguments("a")).await;
     setup.witness.started("a").await;
     finish(setup, mcp, 1, "a").await;

@@ -34,9 +34,12 @@ async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(ser
     let bare = Server::Bare.start().await;
     let (setup, mcp) = Plan::with_grace(server).client().await;
 
-    let with_the_layer = reopening(&mcp, &clock).await;
+    let with_the_layer = reopen_repeatedly(&mcp, &clock).await;
 
-    assert_eq!(with_the_layer, reopening(&bare.mcp().await, &clock).await);
+    assert_eq!(
+        with_the_layer,
+        reopen_repeatedly(&bare.mcp().await, &clock).await
+    );
     let (first, reopened) = with_the_layer.split_first().expect("the first stream");
     assert_eq!(first.len(), 2, "the priming event and the answer");
     assert_eq!(reopened.len(), REOPENS as usize);
@@ -50,9 +53,9 @@ async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Se
     let bare = Server::Bare.start().await;
     let setup = Plan::with_grace(server).start().await;
 
-    let with_the_layer = replacing(&setup, &clock).await;
+    let with_the_layer = replace_repeatedly(&setup, &clock).await;
 
-    assert_eq!(with_the_layer, replacing(&bare, &clock).await);
+    assert_eq!(with_the_layer, replace_repeatedly(&bare, &clock).await);
     assert!(with_the_layer.iter().all(|events| !events.is_empty()));
 }
 
@@ -124,7 +127,7 @@ async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
 /// Makes a whole call and then reopens its stream repeatedly, as EventSource does.
 ///
 /// Returns each stream's events.
-async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+async fn reopen_repeatedly(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     let (events, last) = whole(&mut call).await;
     let last = last.expect("an id");
@@ -140,7 +143,7 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
 /// Opens a standalone stream and its shadow, which are replaced every [`RECONNECT`].
 ///
 /// The server sends events on each of them. Returns each stream's events.
-async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+async fn replace_repeatedly(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;
     let mut streams = Vec::new();
     let mut last: Option<String> = None;

@@ -82,7 +82,7 @@ const CAPACITY: usize = 2;
 /// A session manager that waits at a gate and logs what it has done.
 struct GatedManager {
     inner: LocalSessionManager,
-    at: At,
+    at: GateAt,
     gate: Semaphore,
     waiting: Semaphore,
     resumed: AtomicBool,
@@ -101,7 +101,7 @@ type PendingCall = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 
 /// Where the gate is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
+enum GateAt {
     /// Before a cancel, and after a resume.
     CancelsAndResumes,
     /// Before the first resume. Later resumes pass.
@@ -191,7 +191,7 @@ impl FloodTool {
 
 #[tokio::test]
 async fn a_session_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let app = serve(&gated, WaitTool::default(), layer);
     let session = open(&app).await;
@@ -215,7 +215,7 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 #[tokio::test]
 async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
     for hangs_up in [false, true] {
-        let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+        let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
         gated.gate.add_permits(1);
         let deleting: Arc<Mutex<Option<PendingRequest>>> = Arc::default();
         let at_the_end = deleting.clone();
@@ -259,7 +259,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
 /// A client that does so must still keep its new call.
 #[tokio::test]
 async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let calls = layer.calls();
@@ -295,8 +295,8 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
 /// The cancel checks which call it would hit just as the new call is about to wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
-    let gated = Arc::new(GatedManager::new(At::Close));
-    let noting = RecordingTool::default();
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
+    let recording = RecordingTool::default();
     let starts = AtomicUsize::new(0);
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (_keep, never) = std::sync::mpsc::channel::<()>();
@@ -315,12 +315,12 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
             _ => {}
         });
     let sessions = CancellableSessionManager::new(Shared(gated));
-    let app = serve_with(sessions, noting.clone(), layer);
+    let app = serve_with(sessions, recording.clone(), layer);
     let session = open(&app).await;
     // Never answers, because rmcp cancels a call with the same id as one that answers after its cancel.
     let first = send(&app, post(call_of("note forever", 1), Some(&session))).await;
     let records = |what: &'static [&'static str]| {
-        let records = noting.records.clone();
+        let records = recording.records.clone();
         within(format!("{what:?}"), async move {
             while *records.lock().unwrap() != what {
                 yield_now().await;
@@ -341,7 +341,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
 
     records(&["started", "cancelled"]).await;
     assert!(!given_up.load(Ordering::Relaxed));
-    noting.floods.waits.0.notify_one();
+    recording.floods.waits.0.notify_one();
     let answer = whole(second).await;
     assert!(answer.contains(r#""text":"done""#), "{answer}");
 }
@@ -362,7 +362,7 @@ async fn a_request_over_the_limit_does_not_supersede_a_call_whether_refused_or_n
 ///
 /// `accepted` is how the call has ended once the same request is accepted.
 async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
     let (layer, log) = Log::of(layer.policy(policy));
     let calls = layer.calls();
@@ -384,7 +384,7 @@ async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accep
 
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_its_id() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
     let app = serve(&gated, WaitTool::default(), layer);
@@ -407,7 +407,7 @@ async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_
 /// The inner manager has handled the cancel but returns late.
 #[tokio::test]
 async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(GatedManager::new(At::AfterCancels));
+    let gated = Arc::new(GatedManager::new(GateAt::AfterCancels));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
@@ -415,14 +415,14 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
     let session = open(&app).await;
     let _older = call(&app, &session).await;
     let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } });
-    let cancel = started(send(&app, post(cancel, Some(&session)))).await;
+    let cancel = start_pending(send(&app, post(cancel, Some(&session)))).await;
     let newer = call(&app, &session).await;
 
     gated.gate.add_permits(1);
     assert_eq!(cancel.await.status(), 202);
 
     assert_eq!(calls.len(), 1);
-    let whole = whole_with(&waits, newer).await;
+    let whole = notify_and_read(&waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
@@ -431,7 +431,7 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
+    let gated = Arc::new(GatedManager::new(GateAt::FirstResume));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
     let app = serve(&gated, waits.clone(), layer);
@@ -443,7 +443,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     let session = open(&elsewhere).await;
     let id = cut(&app, &session).await;
     clock.advance(GRACE - TICK).await;
-    let resumed = started(send(&app, resume(&session, &id))).await;
+    let resumed = start_pending(send(&app, resume(&session, &id))).await;
 
     clock.advance(2 * TICK).await;
     yield_until_idle().await;
@@ -500,7 +500,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
         }
-        let waiting = started(send(&app, post(call_of("note", 3), Some(&session)))).await;
+        let waiting = start_pending(send(&app, post(call_of("note", 3), Some(&session)))).await;
         assert_eq!(calls.len(), 2);
 
         drop(waiting);
@@ -525,7 +525,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         assert_eq!(log.ends(&number(3)), [disconnected]);
         assert_eq!(log.ends(&number(2)), [disconnected]);
         let usable = send(&app, post(call_of("wait", 4), Some(&session))).await;
-        let usable = whole_with(&tools.floods.waits, usable).await;
+        let usable = notify_and_read(&tools.floods.waits, usable).await;
         assert!(usable.contains(r#""text":"done""#), "{usable:?}");
     }
 }
@@ -533,7 +533,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
 /// The inner manager has moved the call to the abandoned resume's stream.
 #[tokio::test]
 async fn an_answer_after_an_aborted_resume_is_retained() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
@@ -554,7 +554,7 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
 /// If the session stayed half closed, a request after the DELETE would still find it.
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let _response = call(&app, &session).await;
@@ -568,7 +568,7 @@ async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has
 
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
 
@@ -583,7 +583,7 @@ async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
 #[tokio::test]
 async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_dropped() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
     let app = serve_with(
         sessions,
@@ -595,7 +595,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
     gated.waiting.acquire().await.unwrap().forget();
 
     for _ in 0..2 {
-        drop(started(send(&app, resume(&session, "0/0"))).await);
+        drop(start_pending(send(&app, resume(&session, "0/0"))).await);
     }
     assert_eq!(gated.waiting.available_permits(), 0);
     gated.gate.add_permits(9);
@@ -608,7 +608,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
 /// The close has started on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
     let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first.block_on(async {
@@ -674,7 +674,7 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
 #[tokio::test]
 async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     let (gated, waits, app, session, id) =
-        with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
+        with_cut_call(GateAt::FirstResume, CancelOnDisconnectLayer::new()).await;
     drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
 
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -692,10 +692,10 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for disconnects in [false, true] {
         let (_gated, waits, app, session, id) =
-            with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
-        let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
+            with_cut_call(GateAt::FirstResume, CancelOnDisconnectLayer::new()).await;
+        let mut hangs = Some(start_pending(send(&app, resume(&session, &id))).await);
         hangs.take_if(|_| disconnects);
-        let next = started(send(&app, resume(&session, &id))).await;
+        let next = start_pending(send(&app, resume(&session, &id))).await;
 
         clock.advance(RESUME_QUEUE_TIMEOUT + TICK).await;
         let next = within("the resume", next).await;
@@ -710,9 +710,9 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
-    let (_gated, waits, app, session, id) = with_cut_call(At::FirstResume, layer).await;
+    let (_gated, waits, app, session, id) = with_cut_call(GateAt::FirstResume, layer).await;
     clock.advance(GRACE - SECOND).await;
-    let _hangs = started(send(&app, resume(&session, &id))).await;
+    let _hangs = start_pending(send(&app, resume(&session, &id))).await;
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
 
     for _ in 0..GRACE.as_secs() {
@@ -731,7 +731,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
 #[tokio::test]
 async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
-    let mut gated = GatedManager::new(At::CancelsAndResumes);
+    let mut gated = GatedManager::new(GateAt::CancelsAndResumes);
     gated.inner.session_config.keep_alive = None;
     let gated = Arc::new(gated);
     let waits = WaitTool::default();
@@ -760,7 +760,7 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
 /// In this test it does so while the cancel is being reported.
 #[tokio::test]
 async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let serving: Arc<Mutex<Option<PendingCall>>> = Arc::default();
     let (at_the_end, held) = (serving.clone(), serving.clone());
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -792,7 +792,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
     let app = Router::new().nest_service("/mcp", service);
     let app = app.layer(holds).layer(layer);
     let session = open(&app).await;
-    let call = started(send(&app, post(call_of("wait", 1), Some(&session)))).await;
+    let call = start_pending(send(&app, post(call_of("wait", 1), Some(&session)))).await;
     assert_eq!(calls.len(), 1, "the call is known from its body");
 
     drop(call);
@@ -841,8 +841,8 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
         let accepted = send(&app, post(initialized(), Some(&session))).await;
         assert_eq!(accepted.status(), 202);
     }
-    let first = started(send(&app, resume(&session, &id))).await;
-    let next = started(send(&app, resume(&session, &id))).await;
+    let first = start_pending(send(&app, resume(&session, &id))).await;
+    let next = start_pending(send(&app, resume(&session, &id))).await;
 
     drop(unread);
     yield_until_idle().await;
@@ -855,7 +855,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
 }
 
 /// A client's calls and cancels in a session whose queue is full.
-struct Full {
+struct FullSession {
     tools: RecordingTool,
     app: Router,
     session: String,
@@ -864,7 +864,7 @@ struct Full {
     unread: Response<Body>,
 }
 
-impl Full {
+impl FullSession {
     async fn with(layer: CancelOnDisconnectLayer) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = CAPACITY;
@@ -896,11 +896,11 @@ impl Full {
 /// The client sends its cancel while its call is waiting for room. rmcp receives the cancel before the call.
 #[tokio::test]
 async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_keep_running() {
-    let full = Full::with(CancelOnDisconnectLayer::new()).await;
+    let full = FullSession::with(CancelOnDisconnectLayer::new()).await;
     let (app, session) = (&full.app, Some(&*full.session));
-    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    let waiting = start_pending(send(app, post(call_of("note", 3), session))).await;
     let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 3 } });
-    let cancel = started(send(app, post(cancel, session))).await;
+    let cancel = start_pending(send(app, post(cancel, session))).await;
 
     drop(full.unread);
     let (call, cancel) = within("both", async { tokio::join!(waiting, cancel) }).await;
@@ -922,9 +922,9 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_kee
 async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_before_its_session_had_room()
  {
     let clock = StoppedClock::stop();
-    let full = Full::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
+    let full = FullSession::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
     let (app, session) = (&full.app, Some(&*full.session));
-    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    let waiting = start_pending(send(app, post(call_of("note", 3), session))).await;
     drop(waiting);
     yield_until_idle().await;
     // The layer keeps reading for the flooding call, which completes.
@@ -972,7 +972,7 @@ async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent()
         ["started", "cancelled"],
         "the older call is cancelled"
     );
-    let whole = whole_with(&tools.floods.waits, newer).await;
+    let whole = notify_and_read(&tools.floods.waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
@@ -980,14 +980,14 @@ async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent()
 #[tokio::test]
 async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
     drop(call(&app, &session).await);
     gated.waiting.acquire().await.unwrap().forget();
-    let again = started(call(&app, &session)).await;
+    let again = start_pending(call(&app, &session)).await;
     clock.advance(2 * SECOND).await;
     yield_until_idle().await;
 
@@ -995,7 +995,7 @@ async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_th
     gated.assert_log(&["cancelled"]).await;
     let response = within("the new call", again).await;
 
-    let whole = whole_with(&waits, response).await;
+    let whole = notify_and_read(&waits, response).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected, Outcome::Completed]);
@@ -1089,7 +1089,7 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     reason = "one of two threads is held up on purpose"
 )]
 async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::After(GRACE))
@@ -1129,7 +1129,7 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
 #[tokio::test]
 async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
     let app = serve(&gated, waits.clone(), layer);
@@ -1144,7 +1144,7 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
         assert!(first.unwrap().is_none(), "the first stream has ended");
     }));
 
-    let _brought = whole(resumed).now_or_never().unwrap();
+    let _delivered = whole(resumed).now_or_never().unwrap();
     assert!(
         gated.on_event_store.lock().unwrap().is_none(),
         "the callback has run"
@@ -1192,7 +1192,7 @@ fn call_of(tool: &str, id: u64) -> Value {
 ///
 /// Returns the id of the call's event as well.
 async fn with_cut_call(
-    at: At,
+    at: GateAt,
     layer: CancelOnDisconnectLayer,
 ) -> (Arc<GatedManager>, WaitTool, Router, String, String) {
     let gated = Arc::new(GatedManager::new(at));
@@ -1252,7 +1252,7 @@ async fn whole(response: Response<Body>) -> String {
 /// Reads the whole response to a call to `wait`.
 ///
 /// It notifies repeatedly, because another handler might consume a notification.
-async fn whole_with(waits: &WaitTool, response: Response<Body>) -> String {
+async fn notify_and_read(waits: &WaitTool, response: Response<Body>) -> String {
     let reading = async {
         let mut whole = Box::pin(whole(response));
         loop {
@@ -1315,7 +1315,7 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
 }
 
 impl GatedManager {
-    fn new(at: At) -> Self {
+    fn new(at: GateAt) -> Self {
         Self {
             inner: LocalSessionManager::default(),
             at,
@@ -1360,7 +1360,7 @@ impl SessionManager for Shared {
     );
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        if self.0.at == At::Close {
+        if self.0.at == GateAt::Close {
             self.0.pass().await;
         }
         self.0.record("closed");
@@ -1389,13 +1389,13 @@ impl SessionManager for Shared {
                 if matches!(message.notification, ClientNotification::CancelledNotification(_))
         );
         if cancels {
-            if self.0.at == At::CancelsAndResumes {
+            if self.0.at == GateAt::CancelsAndResumes {
                 self.0.pass().await;
             }
             self.0.record("cancelled");
         }
         self.0.inner.accept_message(id, message).await?;
-        if cancels && self.0.at == At::AfterCancels {
+        if cancels && self.0.at == GateAt::AfterCancels {
             self.0.pass().await;
         }
         Ok(())
@@ -1407,11 +1407,11 @@ impl SessionManager for Shared {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let is_first = !self.0.resumed.swap(true, Ordering::Relaxed);
-        if self.0.at == At::FirstResume && is_first {
+        if self.0.at == GateAt::FirstResume && is_first {
             self.0.pass().await;
         }
         let stream = self.0.inner.resume(id, last_event_id).await?;
-        if self.0.at == At::CancelsAndResumes {
+        if self.0.at == GateAt::CancelsAndResumes {
             self.0.pass().await;
         }
         self.0.record("resumed");

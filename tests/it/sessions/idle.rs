@@ -30,7 +30,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
 
     clock.advance(IDLE - TICK).await;
     settle(&setup).await;
@@ -47,7 +47,7 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
 /// A runtime that has stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
 
     clock.jump(IDLE + Duration::from_millis(300)).await;
 
@@ -62,12 +62,12 @@ async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
 #[tokio::test]
 async fn a_closed_session_leaves_no_state() {
     let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
+    let setup = default_plan().start().await;
     for _ in 0..3 {
         let mcp = setup.mcp().await;
         setup.assert_usable(&mcp).await;
     }
-    assert_eq!(known(&setup), 3);
+    assert_eq!(known_sessions(&setup), 3);
 
     clock.advance(IDLE + TICK).await;
 
@@ -78,7 +78,7 @@ async fn a_closed_session_leaves_no_state() {
 
 #[tokio::test]
 async fn a_request_restarts_the_idle_timeout() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     clock.advance(IDLE / 2).await;
     assert_eq!(
         mcp.notify("notifications/roots/list_changed", json!({}))
@@ -97,7 +97,7 @@ async fn a_request_restarts_the_idle_timeout() {
 /// rmcp only looks up the session once it has the body.
 #[tokio::test]
 async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -117,7 +117,7 @@ async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
 
 #[tokio::test]
 async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -136,7 +136,7 @@ async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_o
 #[tokio::test]
 async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
     let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
+    let setup = default_plan().start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
     clock.advance(IDLE / 2).await;
     setup.assert_usable(&other).await;
@@ -149,7 +149,7 @@ async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
 
 #[tokio::test]
 async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     for _ in 0..3 {
@@ -179,7 +179,7 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 
 #[tokio::test]
 async fn the_idle_timeout_starts_when_the_last_stream_ends() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     clock.advance(IDLE / 2).await;
     setup.assert_completes("a", &mut call).await;
@@ -194,7 +194,7 @@ async fn the_idle_timeout_starts_when_the_last_stream_ends() {
 
 #[tokio::test]
 async fn a_call_in_its_grace_keeps_its_session() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(4 * IDLE)).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -209,7 +209,7 @@ async fn a_call_in_its_grace_keeps_its_session() {
 
 #[tokio::test]
 async fn a_session_is_closed_after_its_last_call_was_orphaned() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(IDLE / 2)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(IDLE / 2)).stopped().await;
     detach(&setup, &mcp).await;
 
     clock.advance(IDLE / 2 + TICK).await;
@@ -225,7 +225,7 @@ async fn a_session_is_closed_after_its_last_call_was_orphaned() {
 
 #[tokio::test]
 async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().grace(Grace::Never).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::Never).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -242,7 +242,7 @@ async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
 /// The call's stream has ended, so only the registry knows that the call is still running.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(4 * IDLE)).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(&mcp, STREAM, None).await;
     call.body_to_end().await;
@@ -265,7 +265,7 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
     let clock = StoppedClock::stop();
     for leaves_first in [true, false] {
-        let (setup, mcp) = by_default().client().await;
+        let (setup, mcp) = default_plan().client().await;
         let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
         older.head().await;
         let mut older = Some(older);
@@ -294,7 +294,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
 
 #[tokio::test]
 async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut standalone = mcp.listen().await;
     assert_eq!(standalone.head().await.status, 200);
 
@@ -306,7 +306,7 @@ async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
     standalone.fin();
 
     // The server takes a while to notice the disconnect, and only then does the idle time start, in full.
-    soon("the session to be closed", async || {
+    eventually("the session to be closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(&setup, &mcp).await
     })
@@ -423,7 +423,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 
     clock.advance(IDLE + TICK).await;
 
-    soon("the session without a call to be closed", async || {
+    eventually("the session without a call to be closed", async || {
         open().await == 1
     })
     .await;
@@ -438,7 +438,10 @@ async fn sessions_are_closed_without_a_layer_too() {
 #[tokio::test]
 async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = by_default().saving(SavedSessions::default()).client().await;
+    let (setup, mcp) = default_plan()
+        .saving(SavedSessions::default())
+        .client()
+        .await;
     clock.advance(IDLE + TICK).await;
     until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
@@ -458,7 +461,7 @@ async fn a_restored_session_has_a_full_idle_timeout() {
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = by_default()
+    let (setup, mcp) = default_plan()
         .grace(Grace::Immediate)
         .saving(SavedSessions::default())
         .client()
@@ -505,7 +508,7 @@ async fn from_delete_to_token(server: Server) -> Duration {
 }
 
 /// Plans the setup of a user who does not configure anything.
-pub(super) fn by_default() -> Plan {
+pub(super) fn default_plan() -> Plan {
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
     Plan::of(Server::Wrapped).wrap(wrap)
 }
@@ -542,14 +545,14 @@ pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
 }
 
 pub(super) async fn until_closed(setup: &Setup, mcp: &Mcp) {
-    soon("the session to be closed", async || {
+    eventually("the session to be closed", async || {
         !is_open(setup, mcp).await
     })
     .await;
 }
 
 /// Returns the number of sessions that the wrapper knows.
-fn known(setup: &Setup) -> usize {
+fn known_sessions(setup: &Setup) -> usize {
     let debug = format!("{:?}", setup.sessions);
     let (_, count) = debug
         .split_once("sessions: ")
@@ -559,14 +562,14 @@ fn known(setup: &Setup) -> usize {
 }
 
 async fn known_reaches(setup: &Setup, count: usize) {
-    soon("the wrapper to know that many sessions", async || {
-        known(setup) == count
+    eventually("the wrapper to know that many sessions", async || {
+        known_sessions(setup) == count
     })
     .await;
 }
 
 /// Waits without the clock, which is stopped.
-pub(super) async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
+pub(super) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     for _ in 0..1_000_000 {
         if is_so().await {
             return;

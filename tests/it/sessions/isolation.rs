@@ -167,7 +167,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
     let mcp = authorized(&setup).await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
 
-    let mut refused = unauthorized(&setup, &mcp).await;
+    let mut refused = send_unauthorized(&setup, &mcp).await;
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("attacker").await;
@@ -217,7 +217,10 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     refused.fin();
 
     setup.exchanges.over_for("attacker").await;
-    let of_attacker = [EventKind::Started, EventKind::Ended(never_accepted(server))];
+    let of_attacker = [
+        EventKind::Started,
+        EventKind::Ended(outcome_if_never_accepted(server)),
+    ];
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
@@ -337,7 +340,7 @@ async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(s
 
     setup.exchanges.over_for("queued").await;
     assert_eq!(setup.witness.starts("queued"), 0);
-    let ended = never_accepted(server);
+    let ended = outcome_if_never_accepted(server);
     let queued = [EventKind::Started, EventKind::Ended(ended)];
     assert_untouched_beside(&setup, &mcp, call, &queued).await;
 }
@@ -346,7 +349,7 @@ async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(s
 ///
 /// Meanwhile, another call has its id. The layer does not send a cancel that would hit the other call, whereas a
 /// session manager would send it only after the request.
-fn never_accepted(server: Server) -> Outcome {
+fn outcome_if_never_accepted(server: Server) -> Outcome {
     match server {
         Server::Wrapped => DISCONNECTED,
         _ => Outcome::Abandoned(CancelReason::ClientDisconnected),
@@ -429,7 +432,7 @@ async fn authorized(setup: &Setup) -> Mcp {
 }
 
 /// Sends an attacker's call with the session and the id of the call `victim`.
-async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
+async fn send_unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
     let attacker = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
     let attacker = attacker.header(EXCHANGE, "attacker");
     attacker
@@ -461,7 +464,7 @@ async fn refusing_after_reading(server: Server) -> (Gate, Setup, Mcp, Connection
     let setup = Plan::of(server).inside(refusing).start().await;
     let mcp = authorized(&setup).await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let refused = unauthorized(&setup, &mcp).await;
+    let refused = send_unauthorized(&setup, &mcp).await;
     gate.entered().await;
     (gate, setup, mcp, call, refused)
 }

@@ -9,7 +9,7 @@ use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent}
 use rmcp::transport::streamable_http_server::session::{SessionId, local::SessionConfig};
 
 use self::Notification::{Closed, Opened, Restored};
-use super::idle::soon;
+use super::idle::eventually;
 use crate::{
     setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK},
     support::*,
@@ -72,7 +72,7 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     let (setup, notifications) = start(|plan| plan.saving(SavedSessions::default())).await;
     let mcp = setup.mcp().await;
     clock.advance(IDLE + TICK).await;
-    soon("the session to be closed", async || {
+    eventually("the session to be closed", async || {
         notifications.of(&mcp).len() == 2
     })
     .await;

@@ -28,7 +28,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread
 async fn an_unread_stream_does_not_delay_the_cancel_of_another_call(server: Server) {
     let (setup, mcp) = stalling(server).client().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;
-    let unread = flooded(&setup, &mcp).await;
+    let unread = start_flood(&setup, &mcp).await;
 
     assert_cancels_in_time(&setup, &mcp, other).await;
     drop(unread);
@@ -50,9 +50,9 @@ async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: S
 /// The inner stream is dropped first, which lets the cancel through.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
-    let plan = small(server).grace(Grace::Never);
+    let plan = with_small_buffer(server).grace(Grace::Never);
     let (setup, mcp) = plan.layer(|layer| layer.call_timeout(time)).client().await;
-    let unread = flooded(&setup, &mcp).await;
+    let unread = start_flood(&setup, &mcp).await;
 
     assert_eq!(
         setup.events.ended(&mcp, 2).await,
@@ -67,12 +67,12 @@ async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
 // === Helpers ===
 
 /// Plans a server with such a small send buffer that the stream is soon full.
-fn small(server: Server) -> Plan {
+fn with_small_buffer(server: Server) -> Plan {
     Plan::of(server).send_buffer(16 * 1024)
 }
 
 fn stalling(server: Server) -> Plan {
-    small(server).layer(|layer| layer.stall_timeout(LIMIT))
+    with_small_buffer(server).layer(|layer| layer.stall_timeout(LIMIT))
 }
 
 fn flood(mcp: &Mcp) -> Request {
@@ -80,7 +80,7 @@ fn flood(mcp: &Mcp) -> Request {
 }
 
 /// Starts a call whose client does not read, and waits until the session is blocked.
-async fn flooded(setup: &Setup, mcp: &Mcp) -> Connection {
+async fn start_flood(setup: &Setup, mcp: &Mcp) -> Connection {
     let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
     unread.send(&flood(mcp)).await;
     until_blocked(setup, mcp).await;

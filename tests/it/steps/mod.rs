@@ -100,7 +100,7 @@ fn at_every_step(acts: &[Act]) {
                 for step in 0..=last_step(handler, whole.0) {
                     let case = format!("{act:?} at step {step}: {server:?}, {handler:?}");
                     World::run(server, handler, async |world| {
-                        world.happens(*act, step, &whole.1, &case).await;
+                        world.perform(*act, step, &whole.1, &case).await;
                         world.assert_over(&case).await;
                     });
                 }
@@ -122,9 +122,9 @@ fn last_step(handler: Handler, polls: usize) -> usize {
 // === impl World ===
 
 impl World {
-    async fn happens(&mut self, act: Act, step: usize, whole: &str, case: &str) {
+    async fn perform(&mut self, act: Act, step: usize, whole: &str, case: &str) {
         if let Act::Inside(what) = act {
-            return self.happens_inside(what, step, whole, case).await;
+            return self.perform_inside(what, step, whole, case).await;
         }
         let mut call = self.call();
         call.read(step).await;
@@ -199,7 +199,7 @@ impl World {
         resumed.disconnect();
     }
 
-    async fn happens_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
+    async fn perform_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
         self.plan_inside(what, step).await;
         let mut call = self.call();
         call.read(MAX_STEPS).await;
