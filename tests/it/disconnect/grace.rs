@@ -75,7 +75,7 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
     clock.advance(GRACE + TICK).await;
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
-    let reason = cancelled.expect("the server exists").reason;
+    let reason = cancelled.expect("the server is running").reason;
     let words = "client did not resume within the grace";
     assert_eq!(reason.as_deref(), Some(words));
 }

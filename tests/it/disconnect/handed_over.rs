@@ -71,7 +71,7 @@ async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cance
         let (setup, mcp) = plan.client().await;
         let marked = mcp.clone().header(EXCHANGE, "a");
         let call = marked.call(1, "hold", arguments("a")).await;
-        within("the call", spawning.asked.recv()).await;
+        within("the call to arrive", spawning.asked.recv()).await;
         call.fin();
         setup.exchanges.over_for("a").await;
 
@@ -96,7 +96,7 @@ async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in
     let (setup, mcp) = plan.grace(Grace::After(GRACE)).client().await;
     let marked = mcp.clone().header(EXCHANGE, "a");
     let mut call = marked.call(1, "hold", arguments("a")).await;
-    within("the call", spawning.asked.recv()).await;
+    within("the call to arrive", spawning.asked.recv()).await;
     setup.events.started(&mcp, 1).await;
     let id = setup.calls.snapshot()[0].info().id();
 
@@ -162,7 +162,7 @@ async fn a_notification_passes_a_service_that_spawns() {
     let (status, ()) = tokio::join!(
         marked.notify("notifications/roots/list_changed", json!({})),
         async {
-            within("the notification", spawning.asked.recv()).await;
+            within("the notification to arrive", spawning.asked.recv()).await;
             spawning.proceed.notify_one();
         }
     );

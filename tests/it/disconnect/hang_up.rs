@@ -170,7 +170,7 @@ async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
             token.cancelled().await;
             reasons
                 .send((before, token.reason()))
-                .expect("the test waits for it");
+                .expect("the test is waiting");
             Ok("unread".to_owned())
         }
     });
@@ -210,7 +210,7 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
     setup.start_call(&mcp, "x-7", "any", "a").await.fin();
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
-    let cancelled = cancelled.expect("the server exists");
+    let cancelled = cancelled.expect("the server is running");
     let request = NumberOrString::String("x-7".into());
     assert_eq!(cancelled.request_id, Some(request));
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));

@@ -59,7 +59,7 @@ struct PendingConfirmation {
 impl Confirmations {
     async fn next(&mut self) -> PendingConfirmation {
         let pending = self.0.recv().await;
-        pending.expect("the layer exists")
+        pending.expect("the layer is alive")
     }
 
     fn is_empty(&mut self) -> bool {

@@ -74,7 +74,7 @@ async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
 async fn a_drain_without_calls_ends_at_once(server: Server) {
     let setup = server.start().await;
     let never = setup.calls.drain(Duration::MAX);
-    let report = within("the drain", never).await;
+    let report = within("the drain to end", never).await;
     assert_eq!((report.ended, report.cancelled), (0, 0));
 }
 
@@ -144,7 +144,10 @@ fn holding_answers(release: watch::Receiver<bool>) -> impl FnOnce(Router) -> Rou
                         let is_answer =
                             |frame: &Bytes| frame.windows(5).any(|text| text == b"done:");
                         if frame.as_ref().is_ok_and(is_answer) {
-                            release.wait_for(|on| *on).await.expect("the test holds it");
+                            release
+                                .wait_for(|on| *on)
+                                .await
+                                .expect("the test is still running");
                         }
                         frame
                     }
@@ -298,7 +301,7 @@ impl StoppableServer {
                 let _ended = ended.await;
             };
             let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
-            server.await.expect("it serves");
+            server.await.expect("the server does not fail");
         });
         Self { addr, end, served }
     }

@@ -86,7 +86,7 @@ async fn assert_same_reason(setup: &Setup, cancels: Cancels, expected: CancelRea
 async fn assert_reason(mut cancels: Cancels, reason: Option<CancelReason>, expected: CancelReason) {
     assert_eq!(reason, Some(expected));
     let cancelled = within("notifications/cancelled", cancels.recv()).await;
-    let cancelled = cancelled.expect("the server exists");
+    let cancelled = cancelled.expect("the server is running");
     assert_eq!(cancelled.request_id, Some(NumberOrString::Number(1)));
     assert_eq!(cancelled.reason, Some(expected.to_string()));
 }

@@ -449,7 +449,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     yield_until_idle().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
     gated.gate.add_permits(1);
-    let resumed = within("the resume", resumed).await;
+    let resumed = within("the resume to be answered", resumed).await;
     waits.0.notify_one();
 
     assert_done(resumed).await;
@@ -495,7 +495,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         let app = router.layer(layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.until_blocked()).await;
+        within("the stream to be full", tools.floods.until_blocked()).await;
         for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
@@ -698,7 +698,7 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
         let next = start_pending(send(&app, resume(&session, &id))).await;
 
         clock.advance(RESUME_QUEUE_TIMEOUT + TICK).await;
-        let next = within("the resume", next).await;
+        let next = within("the resume to be answered", next).await;
         waits.0.notify_one();
 
         assert_done(next).await;
@@ -719,7 +719,10 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
         clock.advance(SECOND).await;
         yield_until_idle().await;
     }
-    let next = within("the resume", next).await.unwrap().unwrap();
+    let next = within("the resume to be answered", next)
+        .await
+        .unwrap()
+        .unwrap();
     waits.0.notify_one();
 
     assert_done(next).await;
@@ -836,7 +839,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
     let id = cut(&app, &session).await;
     // The client does not read this stream, so the session waits for it.
     let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-    within("a full stream", tools.until_blocked()).await;
+    within("the stream to be full", tools.until_blocked()).await;
     for _ in 0..CAPACITY {
         let accepted = send(&app, post(initialized(), Some(&session))).await;
         assert_eq!(accepted.status(), 202);
@@ -847,7 +850,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
     drop(unread);
     yield_until_idle().await;
     drop(first);
-    let next = within("the resume", next).await;
+    let next = within("the resume to be answered", next).await;
     yield_until_idle().await;
     tools.waits.0.notify_one();
 
@@ -877,7 +880,7 @@ impl FullSession {
         let app = serve_with(sessions, tools.clone(), layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.until_blocked()).await;
+        within("the stream to be full", tools.floods.until_blocked()).await;
         for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
@@ -903,7 +906,10 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_kee
     let cancel = start_pending(send(app, post(cancel, session))).await;
 
     drop(full.unread);
-    let (call, cancel) = within("both", async { tokio::join!(waiting, cancel) }).await;
+    let (call, cancel) = within("both requests to be answered", async {
+        tokio::join!(waiting, cancel)
+    })
+    .await;
     assert_eq!(cancel.status(), 202);
     yield_until_idle().await;
 
@@ -993,7 +999,7 @@ async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_th
 
     gated.gate.add_permits(1);
     gated.assert_log(&["cancelled"]).await;
-    let response = within("the new call", again).await;
+    let response = within("the new call to be answered", again).await;
 
     let whole = notify_and_read(&waits, response).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");

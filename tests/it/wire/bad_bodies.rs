@@ -172,7 +172,7 @@ impl ExchangeCounter {
     async fn reaches(&self, count: usize, what: &str) {
         let mut over = self.0.subscribe();
         let reached = over.wait_for(|over| *over >= count);
-        within(what, reached).await.expect("self holds the sender");
+        within(what, reached).await.expect("the sender is alive");
     }
 
     fn count(&self) -> usize {
@@ -256,11 +256,15 @@ async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMo
         if matches!(row.sent, Sent::OverHttp2) {
             let mut connection = H2::open(held.bench.addr).await;
             let stream = connection.send(&row.request(&mcp)).await;
-            within(&end, read.recv()).await.expect("the server exists");
+            within(&end, read.recv())
+                .await
+                .expect("the server is running");
             stream.reset();
         } else {
             let connection = held.send(&row, &mcp).await;
-            within(&end, read.recv()).await.expect("the server exists");
+            within(&end, read.recv())
+                .await
+                .expect("the server is running");
             connection.fin();
         }
         over.reaches(before + 1, &end).await;

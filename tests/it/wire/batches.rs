@@ -145,7 +145,7 @@ fn event_stream(events: mpsc::UnboundedReceiver<Bytes>) -> Response {
 async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
     within("a request", jobs.recv())
         .await
-        .expect("the server exists")
+        .expect("the server is running")
 }
 
 /// Returns clients with and without a session.

@@ -119,7 +119,9 @@ async fn a_detach_has_the_kernel_as_its_cause() {
     within("the handler to start", calls.recv()).await.unwrap();
     connection.write(b"GET /next HTTP/1.1\r\n").await;
     connection.fin();
-    let cause = within("the detach", causes.recv()).await.unwrap();
+    let cause = within("the detach to be reported", causes.recv())
+        .await
+        .unwrap();
     assert_eq!(cause, DetachCause::PeerClosed);
 }
 

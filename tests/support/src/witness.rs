@@ -210,7 +210,7 @@ impl Witness {
             let found = pick(&changes.borrow_and_update());
             match found {
                 Some(found) => return found,
-                None => changes.changed().await.expect("self holds the sender"),
+                None => changes.changed().await.expect("the sender is alive"),
             }
         }
     }

@@ -43,7 +43,7 @@ fn register_reporting(token: &CallToken) -> Ran {
 }
 
 async fn ran(clean_up: &mut Ran) -> CancelReason {
-    let reason = within("the clean-up", clean_up.recv()).await;
+    let reason = within("the clean-up to run", clean_up.recv()).await;
     reason.expect("the clean-up was not dropped before it ran")
 }
 

@@ -255,7 +255,7 @@ async fn a_drain_waits_for_an_answer_that_is_being_written() {
     let mut drain = Box::pin(calls.drain(Duration::from_secs(60)));
     assert!(poll_once(drain.as_mut()).is_pending());
     read(&mut response.into_body(), ToEnd);
-    let report = within("the drain", drain).await;
+    let report = within("the drain to end", drain).await;
     assert_eq!((report.ended, report.cancelled), (1, 0));
 }
 

@@ -131,7 +131,7 @@ async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
         let mut response = Box::pin(app.oneshot(call.expect("a request")));
         assert!(poll_once(response.as_mut()).is_pending());
         drop(response);
-        let cancel = crate::support::within("the cancel", cancels.recv());
+        let cancel = crate::support::within("the cancel to arrive", cancels.recv());
         cancel.await.expect("the server receives the cancel");
     }
 }

@@ -127,7 +127,7 @@ async fn a_replay_waits_until_its_service_is_ready() {
     let mut response = Box::pin(layer.layer(inner).oneshot(Kind::Session.request()));
     assert!(poll_once(response.as_mut()).is_pending());
     drop(response);
-    let replay = within("the replay", replays.recv()).await;
+    let replay = within("the replay to arrive", replays.recv()).await;
     assert!(replay.is_some());
     assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
 }

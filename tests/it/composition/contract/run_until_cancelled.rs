@@ -67,7 +67,7 @@ async fn after_a_cancel_the_future_is_not_polled() {
     for kind in Kind::ALL {
         let (_layer, _log, response, token) = stalled(kind);
         drop(response);
-        let started = token.run_until_cancelled(async { panic!("it was polled") });
+        let started = token.run_until_cancelled(async { panic!("the future was polled") });
         assert_eq!(started.await, Err::<(), _>(ClientDisconnected), "{kind:?}");
     }
 }

@@ -95,7 +95,7 @@ fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
 
 /// Waits for a replay, which must be a cancel for the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
-    let replay = runtime.block_on(within("the replay", replays.recv()));
+    let replay = runtime.block_on(within("the replay to arrive", replays.recv()));
     let replay = replay.expect("the service is alive");
     let message: serde_json::Value = serde_json::from_slice(&replay).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
@@ -237,7 +237,7 @@ fn a_cancel_reaches_the_server_when_the_first_runtime_of_the_layer_has_ended() {
     drop(first);
     second.block_on(async {
         drop(response);
-        let replay = within("the replay", replays.recv()).await;
+        let replay = within("the replay to arrive", replays.recv()).await;
         assert!(replay.is_some());
     });
 }
@@ -292,7 +292,7 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (sender, mut ran) = mpsc::unbounded_channel();
     token.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     first.block_on(async { drop(response) });
-    let reason = second.block_on(within("the clean-up", ran.recv()));
+    let reason = second.block_on(within("the clean-up to run", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
 
@@ -425,7 +425,7 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     let (sender, mut ran) = mpsc::unbounded_channel();
     token.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     shut_down_with(first, response);
-    let reason = second.block_on(within("the clean-up", ran.recv()));
+    let reason = second.block_on(within("the clean-up to run", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
 

@@ -49,7 +49,7 @@ async fn a_cancelled_call_runs_its_clean_up_once(mode: TransportMode) {
 
     bench.start_call(1, "a").await.fin();
 
-    let reported = within("the clean-up", ran.recv()).await;
+    let reported = within("the clean-up to run", ran.recv()).await;
     let disconnected = CancelReason::ClientDisconnected;
     assert_eq!(reported, Some(("a".to_owned(), disconnected)));
     bench.setup.witness.ended("a").await;
@@ -64,7 +64,7 @@ async fn a_panic_in_a_clean_up_does_no_harm(mode: TransportMode) {
 
     cancelled_client.fin();
 
-    let reported = within("its other clean-up", ran.recv()).await;
+    let reported = within("its other clean-up to run", ran.recv()).await;
     assert_eq!(reported.expect("a report").0, "broken clean-up");
     bench.setup.witness.ended("broken clean-up").await;
     done.notify_one();

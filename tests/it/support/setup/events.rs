@@ -123,7 +123,7 @@ impl Events {
                 };
                 match nth {
                     Some(at) => return at,
-                    None => changes.changed().await.expect("self holds the sender"),
+                    None => changes.changed().await.expect("the sender is alive"),
                 }
             }
         };
@@ -187,7 +187,7 @@ impl Events {
                 });
                 match picked {
                     Some(picked) => return picked,
-                    None => changes.changed().await.expect("self holds the sender"),
+                    None => changes.changed().await.expect("the sender is alive"),
                 }
             }
         };

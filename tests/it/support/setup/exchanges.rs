@@ -97,7 +97,7 @@ impl Exchanges {
         let mut log = self.0.subscribe();
         within(what, log.wait_for(reached))
             .await
-            .expect("self holds the sender");
+            .expect("the sender is alive");
     }
 
     /// Records that an exchange has started. Returns `None` if the exchange has no name.
