@@ -56,7 +56,7 @@ const CELL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a call works while its client is reading.
 const WORK: Duration = Duration::from_millis(100);
 
-/// How long a call works whose client disconnects and returns.
+/// How long a call works if its client disconnects and returns.
 const LONG_WORK: Duration = Duration::from_secs(10);
 
 /// How long that client stays connected, and then disconnected.
@@ -64,7 +64,7 @@ const LONG_WORK: Duration = Duration::from_secs(10);
 /// It is shorter than rmcp's reconnect delay of 3 s.
 const ABSENCE: Duration = Duration::from_secs(1);
 
-/// How long a call works whose client disconnects for good.
+/// How long a call works if its client disconnects for good.
 const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
 
 /// Longer than the layer ever waits in these tests.
@@ -335,7 +335,7 @@ impl Cell {
 
     /// Returns `true` if a session may expire once its client has disconnected.
     ///
-    /// It does not expire while a call keeps it.
+    /// It does not expire while a call keeps it open.
     fn loses_sessions_of_disconnected_clients(self) -> bool {
         use Extreme::{Least, Small, Zero};
         self.has(

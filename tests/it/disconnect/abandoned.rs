@@ -18,7 +18,7 @@ async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cance
     assert!(foreign.layer.calls().is_empty());
 }
 
-/// A handler counts as one that stops with its token only if it asks the token for its state.
+/// A handler only counts as one that stops with its token if it queries the token.
 #[tokio::test]
 async fn a_token_that_is_only_logged_does_not_count_as_observed() {
     let foreign = Foreign::with(Grace::Auto);

@@ -255,7 +255,7 @@ async fn hang_up(server: Server, when: When, how: How) {
     let mut call = setup.start_call(&mcp, 1, when.tool(), "a").await;
     if let When::EventRead = when {
         call.head().await;
-        // Skips any priming event and reads the progress.
+        // Skip any priming event, and read the progress.
         while call.event().await.expect("an event").is_priming() {}
     }
     assert_eq!(setup.calls.len(), 1);

@@ -56,7 +56,7 @@ async fn a_task_parameter_does_not_keep_a_call_of_2026_07_28_from_its_timeout() 
     assert!(text.contains("-32001"), "{text:?}");
 }
 
-/// A response whose body sends `half` and then stalls.
+/// Returns a response whose body sends `half` and then stalls.
 fn stalled(content_type: &'static str, half: &'static str) -> Response<Body> {
     let half = stream::iter([Ok::<_, Infallible>(Bytes::from(half))]).chain(stream::pending());
     let response = Response::builder().header(header::CONTENT_TYPE, content_type);

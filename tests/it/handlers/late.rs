@@ -1,4 +1,4 @@
-//! Messages that a handler which ignores its token sends after its call has been cancelled.
+//! Messages sent after a call has been cancelled, by a handler that ignores its token.
 //!
 //! The wrapper suppresses them. Bare rmcp delivers them on the session's standalone stream.
 

@@ -25,7 +25,7 @@ mod calls_page;
 
 const HOST: &str = "127.0.0.1:8769";
 
-/// Everything that a browser could take to be markup.
+/// Everything that a browser could mistake for markup.
 const MARKUP: &str = r#"<script>alert(1)</script>'"><img src=x onerror=alert(1)>&lt;"#;
 
 #[tokio::test]

@@ -151,7 +151,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 
 /// Waits until no handler is running.
 ///
-/// The only ones still running are orphans and calls that a DELETE left to rmcp.
+/// At this point, the only ones still running are orphans and calls that a DELETE left to rmcp.
 async fn settle(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
     // A jump of the clock makes deadlines late, and a late deadline is postponed once.
     for _ in 0..8 {

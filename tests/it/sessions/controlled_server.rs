@@ -1233,7 +1233,9 @@ async fn drop_at_gate(gated: &GatedManager, request: impl Future<Output = Respon
 }
 
 /// Polls a request until all other tasks are idle, by which time it must still be waiting.
-async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Future<Output = R>>> {
+async fn start_pending<R>(
+    request: impl Future<Output = R> + Send,
+) -> Pin<Box<impl Future<Output = R>>> {
     let mut request = Box::pin(request);
     for _ in 0..100 {
         let waits = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending()));

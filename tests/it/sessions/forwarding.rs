@@ -30,7 +30,7 @@ use crate::{setup::Lines, support::*};
 
 mod recorder;
 
-/// The wrapper asks whether events are stored for every stream.
+/// For every stream, the wrapper asks whether its events are stored.
 const ASKED: (&str, Value) = ("event_store", Value::Array(Vec::new()));
 
 /// Sessions in memory that several servers share.

@@ -33,7 +33,7 @@ fn plan() -> Plan {
     Plan::of(Server::Wrapped).wrap(wrap)
 }
 
-/// A plan in which no calls are tracked.
+/// Returns a plan in which no calls are tracked.
 fn untracked() -> Plan {
     plan().layer(|layer| layer.limits(Limits::default().calls(0)))
 }

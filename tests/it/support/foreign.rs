@@ -20,7 +20,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::log::Log;
 
-/// A server that answers every request that expects a stream. The test writes the events.
+/// A server that answers every request for a stream with one, whose events the test writes.
 pub(crate) struct Foreign {
     pub(crate) layer: CancelOnDisconnectLayer,
     pub(crate) log: Log,

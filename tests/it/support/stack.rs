@@ -36,7 +36,7 @@ pub enum SessionMode {
     Wrapped,
     /// Sessions with rmcp's own manager. Calls are read from the body, and cancelled by replaying a cancel.
     LayerOnly,
-    /// No sessions. Answers are event streams.
+    /// No sessions, and responses are event streams.
     Stateless,
 }
 
@@ -137,7 +137,7 @@ impl Bench {
         Self::start(mode, start).await
     }
 
-    /// Has `start` run the server and keeps its result until the bench is dropped.
+    /// Runs the server with `start`, and keeps its result until the bench is dropped.
     pub async fn start<S: 'static>(
         mode: SessionMode,
         start: impl AsyncFnOnce(&Witness, CancelOnDisconnectLayer) -> (SocketAddr, S),

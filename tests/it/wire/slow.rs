@@ -82,7 +82,7 @@ enum Reads {
 enum Verdict {
     /// The call has ended with its answer.
     Answered,
-    /// The layer has taken the client to be disconnected.
+    /// The layer has treated the client as disconnected.
     Disconnected,
     /// The client is still reading.
     Reading,

@@ -71,7 +71,7 @@ fn events_are_the_same_with_probes_at_any_position() {
         reads_the_same(&script, &got)
     });
     checked.expect("no event differs");
-    // Makes sure that enough has been probed and read for the test to be meaningful.
+    // Make sure that enough has been probed and read for the test to be meaningful.
     assert!(probes.get() > 600, "{} probes", probes.get());
     assert!(events.get() > 600, "{} events", events.get());
 }
@@ -217,7 +217,7 @@ fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static st
     })
 }
 
-/// Sends a script's frames at their times, which never coincide with a probe being due.
+/// Yields a script's frames at their times, which never coincide with a probe being due.
 fn sent(
     (frames, last): Script,
 ) -> impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {

@@ -273,7 +273,7 @@ impl Connection {
 
     /// Reads all messages in the response, whether they are events or a single JSON body.
     ///
-    /// Asserts that the response is complete. Reads the head first if that has not been done yet.
+    /// Asserts that the response is complete. Reads the head first if it is still unread.
     pub async fn messages(&mut self) -> Vec<Value> {
         if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
@@ -314,7 +314,7 @@ impl Connection {
 
     /// Returns `true` if the last response is complete.
     ///
-    /// If it is not after one of the readers has returned `None`, the server has cut it off.
+    /// If it is still incomplete after a reader has returned `None`, the server has cut it off.
     pub fn is_complete(&self) -> bool {
         self.body.is_complete(self.is_closed)
     }

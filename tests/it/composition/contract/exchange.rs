@@ -216,7 +216,7 @@ impl Tokens {
     pub(super) fn record<B>(&self, request: &Request<B>) {
         let token = request.extensions().get::<CallToken>();
         if let Some(token) = token.filter(|token| !token.is_replay()) {
-            // Asking the token marks it as observed, so that a cancel counts as delivered.
+            // Querying the token marks it as observed, so that a cancel counts as delivered.
             assert!(!token.is_cancelled());
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         }

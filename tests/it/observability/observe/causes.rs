@@ -1,4 +1,4 @@
-//! The reported causes for which calls have lost their clients.
+//! The causes that are reported when calls lose their clients.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -225,7 +225,7 @@ fn broken() -> impl futures_util::Stream<Item = Result<bytes::Bytes, std::io::Er
 
 const STALL: Duration = Duration::from_secs(5);
 
-/// Plans a server that takes a client that does not read to be disconnected.
+/// Plans a server that treats a client that does not read as disconnected.
 ///
 /// Its sockets have small buffers.
 fn with_stall_timeout(server: Server) -> Plan {

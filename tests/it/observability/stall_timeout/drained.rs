@@ -1,6 +1,6 @@
 //! A drain ends all streams on which no more events will be sent.
 //!
-//! It does so whatever their calls' outcomes.
+//! The outcomes of their calls do not matter.
 
 use mcp_cancel_on_disconnect::{
     CancelReason::{self, ClientDisconnected, ShuttingDown},

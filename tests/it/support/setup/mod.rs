@@ -346,7 +346,7 @@ impl Plan {
         self.serve(handler, witness, tokens).await
     }
 
-    /// Serves any handler, which has no witness.
+    /// Serves any handler, without a witness.
     pub(crate) async fn start_handler<H: ServerHandler + Clone>(self, handler: H) -> Setup {
         self.serve(handler, Witness::new(), Tokens::default()).await
     }
