@@ -13,7 +13,7 @@ const ANNOUNCED: usize = 10_000;
 
 for_servers!(all {
     a_body_that_never_ends_is_not_a_call,
-    a_body_that_arrives_byte_by_byte_is_one_call_as_any_other,
+    a_body_that_arrives_byte_by_byte_is_one_call_like_any_other,
     bytes_of_a_next_request_do_not_hide_an_answer,
 });
 
@@ -44,7 +44,7 @@ async fn a_body_that_never_ends_is_not_a_call(server: Server) {
     assert_answered(&setup, &victim, call).await;
 }
 
-async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Server) {
+async fn a_body_that_arrives_byte_by_byte_is_one_call_like_any_other(server: Server) {
     let (setup, mcp) = server.client().await;
     let request = mcp.call_request(ID, "hold", json!({ "label": "slow" }));
     let mut slow = Connection::open(setup.served.addr).await;

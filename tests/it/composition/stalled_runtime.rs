@@ -129,7 +129,7 @@ impl Busy {
                 all.wait();
                 thread::sleep(time);
                 // Continue even if the test has failed.
-                let _sent = is_sent.recv();
+                let _ = is_sent.recv();
             });
             sent
         };

@@ -59,7 +59,7 @@ async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallTok
         router.layer(from_fn(move |request: Request, next: Next| {
             if let Some(token) = request.extensions().get::<CallToken>() {
                 // The test might have dropped its receiver.
-                let _sent = give.send(token.clone());
+                let _ = give.send(token.clone());
             }
             next.run(request)
         }))

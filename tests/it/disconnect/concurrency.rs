@@ -35,13 +35,13 @@ struct Call {
 }
 
 for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
+    a_thousand_calls_are_cancelled_only_if_their_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([layer_only = LayerOnly] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
+    a_thousand_calls_are_cancelled_only_if_their_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
@@ -56,7 +56,7 @@ for_servers!([stateless_json = StatelessJson] (flavor = "multi_thread", worker_t
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
-async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect(server: Server) {
+async fn a_thousand_calls_are_cancelled_only_if_their_clients_disconnect(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
     let mut sessions = Vec::new();

@@ -26,7 +26,7 @@ const SECOND_STREAM: &str = "0/1";
 
 for_servers!(sessions {
     a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before,
-    the_server_receives_that_the_client_did_not_resume,
+    the_server_is_notified_that_the_client_did_not_resume,
     a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer,
     a_resume_that_is_refused_does_not_keep_the_call,
     a_resume_of_another_session_does_not_keep_the_call,
@@ -60,7 +60,7 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     setup.assert_completes("attached", &mut attached).await;
 }
 
-async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
+async fn the_server_is_notified_that_the_client_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
     let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {

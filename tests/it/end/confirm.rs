@@ -44,7 +44,7 @@ for_servers!(sessions {
 
 // The layer alone cannot observe the answer to a call whose client is disconnected.
 for_servers!([wrapped_session = Wrapped] {
-    an_answer_of_the_call_ends_the_confirmation,
+    an_answer_to_the_call_ends_the_confirmation,
 });
 
 /// Receives the pending confirmations, which the test can answer at any time.
@@ -239,7 +239,7 @@ async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
-async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
+async fn an_answer_to_the_call_ends_the_confirmation(server: Server) {
     let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let pending = confirmations.next().await;
     setup.witness.release("a");
@@ -339,7 +339,7 @@ async fn start_with_confirm(plan: Plan) -> (Setup, Confirmations) {
                 answer,
             };
             // The test might have dropped its receiver.
-            let _sent = sender.send(pending);
+            let _ = sender.send(pending);
             async move { answered.await.expect("on purpose: no answer") }
         })
     });

@@ -13,11 +13,11 @@ use crate::{
 type Cancels = mpsc::UnboundedReceiver<CancelledNotificationParam>;
 
 for_servers!(sessions {
-    of_a_client_that_disconnected,
-    of_a_client_that_did_not_resume,
+    a_disconnect_has_the_same_reason_on_both_sides,
+    an_orphan_has_the_same_reason_on_both_sides,
 });
 
-async fn of_a_client_that_disconnected(server: Server) {
+async fn a_disconnect_has_the_same_reason_on_both_sides(server: Server) {
     let (setup, cancels) = start(Plan::of(server)).await;
     let mcp = setup.mcp().await;
 
@@ -26,7 +26,7 @@ async fn of_a_client_that_disconnected(server: Server) {
     assert_same_reason(&setup, cancels, CancelReason::ClientDisconnected).await;
 }
 
-async fn of_a_client_that_did_not_resume(server: Server) {
+async fn an_orphan_has_the_same_reason_on_both_sides(server: Server) {
     let clock = StoppedClock::stop();
     let grace = Duration::from_secs(20);
     let (setup, cancels) = start(Plan::of(server).grace(Grace::After(grace))).await;
@@ -40,7 +40,7 @@ async fn of_a_client_that_did_not_resume(server: Server) {
 }
 
 #[tokio::test]
-async fn of_a_call_that_was_sent_again() {
+async fn a_superseded_call_has_the_same_reason_on_both_sides() {
     let policy = |_: &_| Policy::new().grace(Grace::Never).supersede();
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.policy(policy));
     let (setup, cancels) = start(plan).await;
@@ -56,7 +56,7 @@ async fn of_a_call_that_was_sent_again() {
 }
 
 #[tokio::test]
-async fn of_a_session_that_was_closed() {
+async fn a_closed_session_has_the_same_reason_on_both_sides() {
     let (setup, cancels) = start(Plan::of(Server::Wrapped)).await;
     let mcp = setup.mcp().await;
     let _call = setup.start_call(&mcp, 1, "any", "a").await;

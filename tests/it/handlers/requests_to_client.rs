@@ -145,7 +145,7 @@ async fn start(server: Server) -> (Setup, Results) {
             if REQUESTS.contains(&&*label) {
                 let result = send_request(&context, &label).await;
                 // The test might have dropped its receiver.
-                let _sent = sender.send((label, result));
+                let _ = sender.send((label, result));
             }
             Ok("asked".to_owned())
         }

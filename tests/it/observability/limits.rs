@@ -262,7 +262,7 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
     let handler = Scripted::new(async |context| {
         context.ct.cancelled().await;
         test_support::server::report(&context, "a", 1).await;
-        let _sent = context.peer.notify_tool_list_changed().await;
+        let _ = context.peer.notify_tool_list_changed().await;
         Ok("late".to_owned())
     });
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));

@@ -23,8 +23,7 @@ const SESSIONS: usize = 8;
 
 /// The number of calls that each session has in flight at once.
 ///
-/// Both ends of a socket are in this process, and a call may have three sockets, which makes at most 1,200 descriptors.
-/// The usual limits allow twice that.
+/// Both ends of a socket are in this process, and a call may have three sockets, which makes at most 480 descriptors.
 const IN_FLIGHT: usize = 10;
 
 /// The number of calls in a round.

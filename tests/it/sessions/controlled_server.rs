@@ -146,7 +146,7 @@ impl ServerHandler for FloodTool {
             for _ in 0..CAPACITY {
                 self.sending.fetch_add(1, Ordering::Relaxed);
                 let progress = ProgressNotificationParam::new(token.clone(), 1.0);
-                let _sent = context.peer.notify_progress(progress).await;
+                let _ = context.peer.notify_progress(progress).await;
             }
         }
         self.waits.call_tool(request, context).await

@@ -367,7 +367,7 @@ async fn observers_are_notified_why_a_session_was_closed() {
             .lost_timeout(LOST_TIMEOUT)
             .on_session(move |event| {
                 if let SessionEvent::Closed { session, why, .. } = event {
-                    let _sent = sender.send(((*session).to_owned(), *why));
+                    let _ = sender.send(((*session).to_owned(), *why));
                 }
             })
     };

@@ -212,7 +212,7 @@ pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u
     for event in 1..=events {
         let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
         // Fails if the client has disconnected, but it is up to the test whether that must end the call.
-        let _sent = context.peer.notify_progress(progress).await;
+        let _ = context.peer.notify_progress(progress).await;
     }
 }
 

@@ -14,7 +14,7 @@ pub use rmcp::{
 
 /// In an `impl SessionManager`, forwards these methods to another manager.
 ///
-/// The types have to be those of rmcp's own manager.
+/// The other manager must have the same types as rmcp's own.
 ///
 /// ```ignore
 /// impl SessionManager for Slow {

@@ -35,7 +35,7 @@ pub enum SseItem {
 #[derive(Debug, Default)]
 pub struct SseReader {
     line: Vec<u8>,
-    /// Whether the last line ended in a carriage return, which a line feed would belong to.
+    /// Whether the last line ended in a carriage return, so that a line feed belongs to it.
     is_after_return: bool,
     event: Option<SseEvent>,
     items: VecDeque<SseItem>,

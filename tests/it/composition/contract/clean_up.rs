@@ -230,7 +230,7 @@ async fn a_clean_up_that_is_added_after_the_end_never_runs() {
 }
 
 #[test]
-fn where_there_never_was_a_runtime_clean_ups_are_dropped() {
+fn clean_ups_are_dropped_where_there_never_was_a_runtime() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     let mut clean_up = register_reporting(&token);

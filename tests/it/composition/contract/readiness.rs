@@ -84,7 +84,7 @@ fn scripted_readiness(
 }
 
 #[test]
-fn readiness_is_that_of_the_inner_service() {
+fn readiness_is_taken_from_the_inner_service() {
     let answers = [Poll::Pending, Poll::Ready(Ok(())), Poll::Ready(Err(Broken))];
     let (inner, _calls) = scripted_readiness(answers);
     let mut service = CancelOnDisconnectLayer::new().layer(inner);

@@ -114,7 +114,7 @@ fn a_body_that_is_never_polled_is_a_disconnect_unless_it_is_known_to_be_empty() 
 }
 
 #[test]
-fn frames_trailers_errors_and_known_lengths_are_those_of_the_body_without_the_layer() {
+fn frames_trailers_errors_and_known_lengths_are_the_same_as_without_the_layer() {
     for row in table() {
         for reading in [ToEnd, OneFrame, Nothing] {
             for kind in Kind::ALL {
@@ -149,7 +149,7 @@ fn the_table_has_trailers_errors_and_ends_that_the_reader_sees() {
 }
 
 #[test]
-fn a_body_that_is_polled_on_after_its_end_or_its_error_changes_nothing() {
+fn polling_a_body_after_its_end_or_its_error_changes_nothing() {
     let script = Script::new([Step::Error, Step::data("late")]);
     for kind in Kind::ALL {
         let (layer, log) = immediate();

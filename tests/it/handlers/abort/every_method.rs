@@ -79,7 +79,7 @@ fn values_without_a_request_are_forwarded() {
 
 /// The control: a method that only has its default body does not count as forwarded.
 #[test]
-fn the_names_are_those_of_the_trait() {
+fn the_names_are_taken_from_the_trait() {
     let names = methods_of_rmcp::names();
     assert!(names.len() > 30, "{names:?}");
     for name in [

@@ -140,7 +140,7 @@ async fn a_grace_that_the_user_set_holds_for_stored_calls() {
 }
 
 #[tokio::test]
-async fn no_grace_that_the_user_set_holds_for_stored_calls() {
+async fn an_immediate_grace_that_the_user_set_holds_for_stored_calls() {
     let plan = stored(Server::StatelessSse).grace(Grace::Immediate);
     let (setup, mcp) = plan.abort_after(WINDOW).client().await;
 
@@ -240,7 +240,7 @@ impl ServerHandler for Listener {
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         context.cancelled().await;
         // The test might have dropped its receiver.
-        let _sent = self.0.send(());
+        let _ = self.0.send(());
         Ok(())
     }
 }

@@ -118,7 +118,7 @@ fn clean_up_after(
     let label = label.to_owned();
     call.on_cancel(async move |reason| {
         // The test might have dropped its receiver.
-        let _sent = reports.send((label, reason));
+        let _ = reports.send((label, reason));
     });
 }
 

@@ -46,7 +46,7 @@ impl Gate {
                 let is_held = is_held(&request);
                 let wait = async move {
                     // The test might have dropped its side.
-                    let _sent = enter.send(());
+                    let _ = enter.send(());
                     gate.notified().await;
                 };
                 async move {

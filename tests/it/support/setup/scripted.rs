@@ -103,7 +103,7 @@ impl ServerHandler for Scripted {
     ) -> impl Future<Output = ()> + Send + '_ {
         if let Some(cancels) = &self.cancels {
             // The test might have dropped its receiver.
-            let _sent = cancels.send(cancelled);
+            let _ = cancels.send(cancelled);
         }
         ready(())
     }
