@@ -93,7 +93,7 @@ impl Bench {
             clock.advance(GRACE - TICK).await;
             let mut resumed = self.gate.resume(mcp, &primed.id.expect("an id")).await;
 
-            // The first step only goes up to the end of the grace, because a deadline that is noticed later is
+            // The first step stops just past the end of the grace, because a deadline that is noticed later is
             // postponed.
             for later in [2 * TICK, Duration::from_secs(3)] {
                 clock.advance(later).await;

@@ -197,7 +197,7 @@ impl Witness {
 
     /// Waits until `pick` returns a value, or panics with `what` and the log.
     ///
-    /// The limit comes from [`within`].
+    /// It uses the limit of [`within`].
     async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
         let witness = self;
         within(FailedWait { what, witness }, self.wait_for(pick)).await
