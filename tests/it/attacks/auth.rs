@@ -1,10 +1,10 @@
-//! A client that is refused: none of its requests takes effect, wherever the layer stands.
+//! A client that is refused. None of its requests takes effect, wherever the layer is placed.
 
 use axum::{Router, extract::Request};
 use http::{StatusCode, header::AUTHORIZATION};
 use tower_http::validate_request::ValidateRequestHeaderLayer;
 
-use super::{ID, assert_answered, assert_orphaned_on_time, label, lost};
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lose_client};
 use crate::{
     setup::{Plan, Server, Setup, StoppedClock, for_servers},
     support::*,
@@ -52,14 +52,16 @@ async fn assert_ends_no_call(server: Server, side: Side) {
 async fn assert_keeps_no_call(server: Server, side: Side) {
     let clock = StoppedClock::stop();
     let (setup, victim, attacker) = guarded(server, side).await;
-    lost(&setup, &victim).await;
+    lose_client(&setup, &victim).await;
 
     assert_all_are_refused(&attacker).await;
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
-/// Sends requests with the victim's session and the ids of its call and its events. Each must be refused.
+/// Sends requests with the victim's session and the ids of its call and events.
+///
+/// All of them must be refused.
 async fn assert_all_are_refused(attacker: &Mcp) {
     let mut call = attacker.call(ID, "hold", label()).await;
     assert_eq!(call.head().await.status, 401);
@@ -71,7 +73,9 @@ async fn assert_all_are_refused(attacker: &Mcp) {
     assert_eq!(attacker.delete().await, 401);
 }
 
-/// Returns a server with two clients: a victim that is let in, and an attacker with the victim's session that is not.
+/// Returns a server with two clients.
+///
+/// The victim is let in, but the attacker, which has the victim's session, is not.
 async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
     let plan: Plan = Plan::with_grace(server);
     let plan = match side {

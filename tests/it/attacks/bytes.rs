@@ -1,4 +1,4 @@
-//! Requests that arrive slowly, in parts, or incomplete.
+//! Requests that arrive slowly, in parts, or never in full.
 
 use serde_json::json;
 
@@ -8,12 +8,12 @@ use crate::{
     support::*,
 };
 
-/// A content length that is larger than any body sent here.
+/// A content length larger than any body sent here.
 const ANNOUNCED: usize = 10_000;
 
 for_servers!(all {
     a_body_that_never_ends_is_not_a_call,
-    a_body_that_arrives_byte_by_byte_is_one_call_as_any_other,
+    a_body_that_arrives_byte_by_byte_is_one_call_like_any_other,
     bytes_of_a_next_request_do_not_hide_an_answer,
 });
 
@@ -32,7 +32,7 @@ async fn a_body_that_never_ends_is_not_a_call(server: Server) {
         setup.exchanges.started_for(&name).await;
         open.push((name, connection));
     }
-    assert_eq!(setup.calls.len(), 1, "the victim's");
+    assert_eq!(setup.calls.len(), 1, "only the victim's call");
 
     for (name, connection) in open {
         connection.rst();
@@ -44,7 +44,7 @@ async fn a_body_that_never_ends_is_not_a_call(server: Server) {
     assert_answered(&setup, &victim, call).await;
 }
 
-async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Server) {
+async fn a_body_that_arrives_byte_by_byte_is_one_call_like_any_other(server: Server) {
     let (setup, mcp) = server.client().await;
     let request = mcp.call_request(ID, "hold", json!({ "label": "slow" }));
     let mut slow = Connection::open(setup.served.addr).await;
@@ -59,7 +59,9 @@ async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Serve
     setup.calls_reach(0).await;
 }
 
-/// hyper does not read on, so it does not notice the disconnect. The call completes with its answer.
+/// hyper does not read any further, so it does not notice the disconnect.
+///
+/// The call completes with its answer.
 async fn bytes_of_a_next_request_do_not_hide_an_answer(server: Server) {
     let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, ID, "hold", "a").await;

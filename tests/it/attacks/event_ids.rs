@@ -1,8 +1,10 @@
-//! Ids that were guessed or overheard: of events, of requests, of sessions on other paths.
+//! Ids that an attacker has guessed or overheard.
+//!
+//! They are the ids of events, of requests, and of sessions on other paths.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::any};
 
-use super::{ID, assert_answered, assert_orphaned_on_time, label, lost, resumed};
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lose_client, try_resume};
 use crate::{
     setup::{Plan, Server, StoppedClock, for_servers},
     support::*,
@@ -21,23 +23,23 @@ async fn a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_i
     let clock = StoppedClock::stop();
     let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
-    lost(&setup, &victim).await;
+    lose_client(&setup, &victim).await;
 
     for id in ["0/0", "1/0"] {
-        let seen = resumed(&attacker, id).await.expect("a stream");
+        let seen = try_resume(&attacker, id).await.expect("a stream");
         assert_eq!(seen, "", "{id}");
     }
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
-    let seen = resumed(&attacker, "0/0").await.expect("a stream");
-    assert!(!seen.contains("-32800"), "that it was cancelled: {seen}");
+    let seen = try_resume(&attacker, "0/0").await.expect("a stream");
+    assert!(!seen.contains("-32800"), "reveals the cancellation: {seen}");
 }
 
 async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(server: Server) {
     let clock = StoppedClock::stop();
     let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
-    lost(&setup, &victim).await;
+    lose_client(&setup, &victim).await;
 
     let numbers = (0..6).flat_map(|index| (0..6).map(move |stream| format!("{index}/{stream}")));
     // A plain number refers to the attacker's own standalone stream.
@@ -53,7 +55,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
     let session = victim.session_id().expect("a session");
     let joined = [format!("{session}/0"), format!("{session}:0/0")];
     for id in numbers.chain(odd.map(str::to_owned)).chain(joined) {
-        let seen = resumed(&attacker, &id).await.unwrap_or_default();
+        let seen = try_resume(&attacker, &id).await.unwrap_or_default();
         assert!(!seen.contains("victim"), "{id}: {seen}");
         assert!(!seen.contains("progress"), "{id}: {seen}");
     }
@@ -80,20 +82,23 @@ async fn guessed_request_ids_do_not_end_a_call_of_another_session(server: Server
 /// The service on the other path accepts everything.
 async fn a_session_id_on_another_path_is_another_session(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = Plan::with_grace(server).inside(beside).start().await;
+    let setup = Plan::with_grace(server)
+        .inside(with_permissive_route)
+        .start()
+        .await;
     let victim = setup.mcp().await;
-    lost(&setup, &victim).await;
+    lose_client(&setup, &victim).await;
     let session = victim.session_id().expect("a session");
     let elsewhere = Mcp::stateless(setup.served.addr, "/other").in_session(session);
 
     assert_eq!(elsewhere.cancel(ID).await, 200);
     assert_eq!(elsewhere.delete().await, 200);
-    assert!(resumed(&elsewhere, "0/0").await.is_some());
+    assert!(try_resume(&elsewhere, "0/0").await.is_some());
     elsewhere.call(ID, "hold", label()).await.rst();
-    // The exchange of the call above is over when this request arrives.
+    // By the time this request arrives, the exchange of the previous call is over.
     assert_eq!(elsewhere.cancel(ID).await, 200);
 
-    // The attacker's call has the same session id and request id, but another path.
+    // The attacker's call has the same session id and request id, but a different path.
     let detached = setup.calls.detached();
     assert_eq!(detached, 1);
     clock.advance(std::time::Duration::ZERO).await;
@@ -104,7 +109,7 @@ async fn a_session_id_on_another_path_is_another_session(server: Server) {
     setup.assert_completes("victim", &mut resumed).await;
 }
 
-fn beside(router: Router) -> Router {
+fn with_permissive_route(router: Router) -> Router {
     let permissive = any(async || ([(CONTENT_TYPE, "text/event-stream")], ": hello\n\n"));
     router.route("/other", permissive)
 }

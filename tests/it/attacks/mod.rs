@@ -1,6 +1,6 @@
-//! Attacks: everything that one client may try against the calls of another, without effect.
+//! Attacks: everything that one client could try against another's calls, to no effect.
 //!
-//! `SECURITY.md` lists these tests, and other tests that cover the same property.
+//! `SECURITY.md` lists these tests, along with others that cover the same property.
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use serde_json::json;
@@ -21,15 +21,17 @@ mod text;
 /// The JSON-RPC id of the victim's call, which every attacker knows.
 const ID: u64 = 7;
 
-/// Starts a call in a session of its own and disconnects its client after two delivered events.
-async fn lost(setup: &Setup, mcp: &Mcp) {
+/// Starts a call and disconnects its client once two events have been delivered.
+async fn lose_client(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_primed(mcp, ID, "chatty", "victim").await;
     call.event().await.expect("the progress");
     call.fin();
     setup.events.detached(mcp, ID).await;
 }
 
-/// Asserts that no client has resumed, cancelled or ended the lost call, and that its grace is unchanged.
+/// Asserts that no client has resumed, cancelled or ended the lost call.
+///
+/// Its grace must be unchanged, too.
 async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(mcp, ID), so_far);
@@ -44,7 +46,7 @@ async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock)
     assert!(setup.witness.ended("victim").await.is_cancelled());
 }
 
-/// Asserts that an attached call is untouched and gets its answer.
+/// Asserts that an attached call is unaffected and gets its answer.
 async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
     setup.assert_usable(mcp).await;
     assert_eq!(setup.events.of(mcp, ID), [EventKind::Started]);
@@ -56,7 +58,7 @@ async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
 }
 
 /// Returns the whole response to a resume, or `None` if the resume is refused.
-async fn resumed(mcp: &Mcp, last_event_id: &str) -> Option<String> {
+async fn try_resume(mcp: &Mcp, last_event_id: &str) -> Option<String> {
     let mut resumed = mcp.resume(last_event_id).await;
     if resumed.head().await.status != 200 {
         return None;

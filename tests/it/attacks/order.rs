@@ -1,6 +1,6 @@
-//! The layer in places where it should not stand: a client never cancels the call of another.
+//! The layer in places where it does not belong. Even there, no client cancels another's call.
 //!
-//! `middleware` shows that a client still cancels its own call in most of these orders.
+//! `middleware` shows that clients can still cancel their own calls in most of these orders.
 
 use axum::Router;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
@@ -13,14 +13,14 @@ type Build = fn(Router, CancelOnDisconnectLayer) -> Router;
 
 /// Orders that the documentation advises against.
 const ORDERS: [(&str, Build); 5] = [
-    ("two layers of their own", |rmcp, cancel| {
+    ("two separate layers", |rmcp, cancel| {
         rmcp.layer(CancelOnDisconnectLayer::new()).layer(cancel)
     }),
     ("the same layer twice", |rmcp, cancel| {
         rmcp.layer(cancel.clone()).layer(cancel)
     }),
     ("a route layer", |rmcp, cancel| rmcp.route_layer(cancel)),
-    ("a route layer inside of another", |rmcp, cancel| {
+    ("a route layer inside another", |rmcp, cancel| {
         rmcp.route_layer(CancelOnDisconnectLayer::new())
             .layer(cancel)
     }),

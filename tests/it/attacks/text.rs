@@ -1,11 +1,11 @@
-//! Client text that the layer repeats: it stays within its field, event or line.
+//! Client text that the layer repeats. It must stay within its field, event or line.
 
 use mcp_cancel_on_disconnect::CancelReason;
 use serde_json::{Value, json};
 
 use crate::setup::{Lines, Plan, Server, Setup, arguments, for_servers};
 
-/// Each of these would end a line, an event, a field or a string in some format.
+/// In some format, each of these would end a line, an event, a field or a string.
 const HOSTILE: [&str; 7] = [
     "a\n\ndata: {\"forged\":true}\n\n",
     "a\r\n\r\nevent: forged\r\rid: 9/9",
@@ -79,7 +79,7 @@ async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
     }
 }
 
-/// The layer repeats the id with which the client resumes, and sends the answer after it.
+/// The layer repeats the id from which the client resumes, and then sends the answer.
 #[tokio::test]
 async fn no_event_id_breaks_the_event_that_repeats_it() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -92,7 +92,7 @@ async fn no_event_id_breaks_the_event_that_repeats_it() {
     setup.witness.release("a");
     setup.events.ended(&mcp, 1).await;
 
-    // Ids that a header can carry. rmcp takes some of them for the first stream.
+    // Ids that fit into a header. rmcp takes some of them to mean the first stream.
     for id in [
         "0/0",
         "9/0",

@@ -1,8 +1,10 @@
-//! Combines every middleware that a server uses, on each side of the layer, with each kind of server and both versions
-//! of HTTP. Everything that may happen to a call happens in each combination, which is a cell of one table.
+//! Common middleware on each side of the layer, with each kind of server and HTTP version.
 //!
-//! `cargo test` runs a sample, which `TEST_SEED` repeats. `COMBINATIONS=all` runs all cells, and `COMBINATIONS=TEXT`
-//! those whose name contains the text.
+//! The middleware is everything that servers commonly use. Each combination is one cell in a table, and each covers
+//! everything that can happen to a call.
+//!
+//! `cargo test` runs a sample, which can be repeated with `TEST_SEED`. `COMBINATIONS=all` runs all cells, and
+//! `COMBINATIONS=TEXT` runs those whose name contains the text.
 
 use std::{env, fmt, panic::AssertUnwindSafe, time::Duration};
 
@@ -47,19 +49,19 @@ use crate::{
     support::*,
 };
 
-/// Number of cells that `cargo test` runs.
+/// The number of cells that `cargo test` runs.
 const SAMPLE: usize = 240;
 
-/// Number of cells that run at the same time.
+/// The number of cells that run at the same time.
 const CONCURRENCY: usize = 8;
 
-/// Longer than any cell.
+/// Longer than any cell takes.
 const LONG_GRACE: Duration = Duration::from_secs(3_600);
 
-/// Shorter than the time that any client needs to resume.
+/// Shorter than any client needs to resume.
 const SHORT: Duration = Duration::from_millis(30);
 
-/// The page of the manual that lists what is not supported.
+/// The manual page that lists what is not supported.
 const MANUAL: &str = include_str!("../../../src/manual/deploying.md");
 
 #[derive(Clone, Copy)]
@@ -77,13 +79,13 @@ struct Middleware {
     trait_of: Trait,
 }
 
-/// A property of a middleware that changes what is expected.
+/// A property of some middleware that changes what is expected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
     None,
     /// The layer cannot read what it sends.
     Compresses,
-    /// It passes nothing of a response before the end of the response.
+    /// It holds back the whole response until the response has ended.
     HoldsResponses,
     /// It sends a request twice.
     Repeats,
@@ -103,7 +105,7 @@ enum Http {
     Two,
 }
 
-/// The scenario of a call.
+/// What happens to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Completes,
@@ -117,7 +119,7 @@ enum Scenario {
 
 use Scenario::{Cancels, Completes, Deletes, Disconnects, Drains, ResumesInTime, ResumesLate};
 
-/// One request, on a connection of its own.
+/// One request on its own connection.
 enum Exchange {
     One(Connection),
     Two(H2, H2Stream),
@@ -224,8 +226,9 @@ fn table() -> Vec<Cell> {
 // === impl Cell ===
 
 impl Cell {
-    /// Returns why nothing is expected of the cell. Either the combination is meaningless, or it is not supported and
-    /// the manual contains these words.
+    /// Returns why the cell has no expectation, if it has none.
+    ///
+    /// Either the combination makes no sense, or it is not supported and the manual contains these words.
     fn unsupported_reason(self) -> Option<&'static str> {
         let without_session = !self.server.has_sessions();
         if without_session
@@ -334,7 +337,7 @@ impl Cell {
                 call.hang_up();
                 setup.events.detached(&mcp, 1).await;
                 let mut resumed = self.send(&setup, &mcp.resume_request(&id)).await;
-                // rmcp's own sessions lose an answer that precedes the resume.
+                // rmcp's own sessions lose an answer that is ready before the resume.
                 resumed.head().await;
                 self.assert_answered(&setup, resumed).await;
             }
@@ -357,7 +360,7 @@ impl Cell {
                 assert!((200..300).contains(&mcp.delete().await));
                 let closed = Outcome::Cancelled(CancelReason::SessionClosed);
                 assert_eq!(setup.events.ended(&mcp, 1).await, closed);
-                // rmcp's own sessions stop their handlers 5 s later.
+                // rmcp's own sessions only stop their handlers 5 s later.
                 if self.server == Server::Wrapped {
                     assert!(setup.witness.ended("a").await.is_cancelled());
                 }
@@ -391,7 +394,9 @@ impl Cell {
         assert!(setup.witness.ended("a").await.is_completed());
     }
 
-    /// Makes a call that a middleware answers, or that it repeats without a session, and asserts that it gets an answer.
+    /// Makes a call that must be answered at once.
+    ///
+    /// A middleware either answers it or, without a session, repeats it.
     async fn completes_at_once(self, setup: &Setup, mcp: &Mcp) {
         let echo = mcp.call_request(1, "echo", json!({ "text": "a" }));
         let mut call = self.send(setup, &echo).await;
@@ -427,7 +432,7 @@ impl Exchange {
         assert_eq!(status, 200);
     }
 
-    /// Returns the id of the first event.
+    /// Returns the first event's id.
     async fn first_id(&mut self) -> String {
         let event = match self {
             Self::One(connection) => connection.event().await,
@@ -463,7 +468,7 @@ impl Exchange {
 
 // === The middleware ===
 
-/// A retry policy that repeats nothing, because a streaming body can be sent only once.
+/// A retry policy that never retries, because a streaming body can only be sent once.
 #[derive(Clone)]
 struct Once;
 
@@ -483,7 +488,7 @@ fn everything(_: StatusCode, _: Version, _: &HeaderMap, _: &Extensions) -> bool 
     true
 }
 
-/// Makes a layer that can fail usable with axum.
+/// Makes a fallible layer usable with axum.
 fn fallible<L>(layer: L) -> tower::layer::util::Stack<L, HandleErrorLayer<Unavailable, ()>> {
     tower::layer::util::Stack::new(layer, HandleErrorLayer::new(unavailable as Unavailable))
 }
@@ -494,7 +499,7 @@ fn unavailable(error: BoxError) -> future::Ready<Response> {
     future::ready((StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response())
 }
 
-/// Decompresses on behalf of the client, so that the cells need not.
+/// Decompresses on the client's behalf, so that the cells do not have to.
 fn readable(app: Router, is_compressed: bool) -> Router {
     if is_compressed {
         app.layer(DecompressionLayer::new())
@@ -526,7 +531,7 @@ async fn hold_response(response: Response) -> Response {
     Response::from_parts(parts, Body::from(body))
 }
 
-/// Returns the head of a request and its whole body.
+/// Returns a request's head and its whole body.
 async fn whole(request: HttpRequest) -> (axum::http::request::Parts, Bytes) {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
@@ -574,7 +579,7 @@ async fn a_call_ends_as_its_client_wants_in_any_composition_of_the_layer() {
         "all" => {}
         text => cells.retain(|cell| cell.to_string().contains(text)),
     }
-    assert!(!cells.is_empty(), "no cell is called {chosen:?}");
+    assert!(!cells.is_empty(), "no cell has {chosen:?} in its name");
     let count = cells.len();
     let played = stream::iter(cells).map(async |cell| {
         let ended = AssertUnwindSafe(cell.run()).catch_unwind().await;

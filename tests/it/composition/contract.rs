@@ -1,4 +1,4 @@
-//! The promises of the layer to the services inside and outside of it, tested without a socket.
+//! The layer's promises to the services inside and outside it, tested without a socket.
 
 mod answered;
 mod clean_up;

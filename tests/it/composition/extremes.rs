@@ -1,12 +1,14 @@
-//! Every duration and number of a public option at its extremes: alone, in pairs, and in both orders of the builder.
+//! Every duration and number in a public option at its extremes.
 //!
-//! The oracle has four sentences. A call whose client is connected is answered, unless a `call_timeout` ends it. A
-//! client that returns within the reconnect delay of its server gets its answer. A call whose client does not return
-//! ends on its own. Nothing polls without an end.
+//! The options are tested alone and in pairs, in both orders of the builder.
 //!
-//! `cargo test` runs each option alone and a sample of the pairs, which `TEST_SEED` repeats. `EXTREMES=all` runs all
-//! cells, and `EXTREMES=TEXT` those whose name contains the text. [`the_list_is_complete`] compares the list with the
-//! public API.
+//! The oracle consists of four sentences. A call whose client is connected is answered, unless a `call_timeout` ends
+//! it. A client that returns within its server's reconnect delay gets its answer. A call whose client does not return
+//! ends on its own. Nothing polls endlessly.
+//!
+//! `cargo test` runs each option alone and a sample of the pairs, which can be repeated with `TEST_SEED`.
+//! `EXTREMES=all` runs all cells, and `EXTREMES=TEXT` runs those whose name contains the text. [`the_list_is_complete`]
+//! compares the list with the public API.
 
 use std::{
     env, fmt,
@@ -42,34 +44,38 @@ use crate::{
     support::{Dice, Mode, PATH, handshake},
 };
 
-/// Number of pairs that `cargo test` runs.
+/// The number of pairs that `cargo test` runs.
 const SAMPLE: usize = 300;
 
-/// Number of cells that run at the same time.
+/// The number of cells that run at the same time.
 const THREADS: usize = 2;
 
-/// A cell that takes longer than this in real time has a busy loop.
+/// A cell that takes longer than this in real time is in a busy loop.
 const CELL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a call works while its client reads.
+/// How long a call works while its client is reading.
 const WORK: Duration = Duration::from_millis(100);
 
-/// Work of a call whose client disconnects and returns.
+/// How long a call works if its client disconnects and returns.
 const LONG_WORK: Duration = Duration::from_secs(10);
 
-/// How long that client is connected, and then disconnected. Less than the reconnect delay of rmcp (3 s).
+/// How long that client stays connected, and then disconnected.
+///
+/// It is shorter than rmcp's reconnect delay of 3 s.
 const ABSENCE: Duration = Duration::from_secs(1);
 
-/// Work of a call whose client disconnects for good.
+/// How long a call works if its client disconnects for good.
 const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
 
-/// Longer than any wait of the layer here.
+/// Longer than the layer ever waits in these tests.
 const VERY_LONG: Duration = Duration::from_secs(24 * 3_600);
 
-/// Maximum number of polls of a call's body while the call works for [`WORK`]. An interval of 1 ms needs 100 polls.
+/// How often a call's body may be polled while the call works for [`WORK`].
+///
+/// An interval of 1 ms needs 100 polls.
 const MAX_POLLS: usize = 300;
 
-/// Maximum number of times the cancel of an orphan is postponed.
+/// How often an orphan's cancel may be postponed.
 const MAX_POSTPONES: usize = 100;
 
 const TIMED_OUT: i64 = -32001;
@@ -93,7 +99,7 @@ enum Extreme {
     Most,
 }
 
-/// The options of a world, some of which a cell sets.
+/// A world's options, some of which a cell sets.
 struct Options {
     layer: CancelOnDisconnectLayer,
     policy: Policy,
@@ -104,7 +110,7 @@ struct Options {
     confirmations: Arc<AtomicUsize>,
 }
 
-/// A public option with a number.
+/// A public option that takes a number.
 #[derive(Clone, Copy)]
 struct NumericOption {
     /// Its path in `tests/public_api/mcp-cancel-on-disconnect.txt`.
@@ -125,7 +131,7 @@ struct World {
     session: Option<String>,
 }
 
-/// The stream of a call, and the text that its client has read.
+/// A call's stream, and the text that its client has read from it.
 struct Reading {
     body: Body,
     text: String,
@@ -233,7 +239,7 @@ static NUMERIC_OPTIONS: &[NumericOption] = &[
     },
 ];
 
-/// What has a number but is not in [`NUMERIC_OPTIONS`], and why.
+/// What takes a number but is not in [`NUMERIC_OPTIONS`], and the reason.
 const EXCLUDED: &[(&str, &str)] = &[
     ("Calls::drain", "a_drain_with_an_extreme_limit_returns"),
     ("CallState::Detached", "reported, not set"),
@@ -305,8 +311,9 @@ impl Cell {
             .any(|(option, extreme)| option.path == path && extremes.contains(&extreme))
     }
 
-    /// Returns `true` if every call that works exceeds its `call_timeout`. The policy's timeout takes precedence
-    /// over the layer's.
+    /// Returns `true` if every call that works exceeds its `call_timeout`.
+    ///
+    /// The policy's timeout takes precedence over the layer's.
     fn times_out(self) -> bool {
         use Extreme::{Least, Most, Small, Zero};
         let is_short = |path| self.has(path, &[Zero, Least, Small]);
@@ -326,7 +333,9 @@ impl Cell {
             )
     }
 
-    /// Returns `true` if a session may expire whose client has disconnected, unless a call keeps it.
+    /// Returns `true` if a session may expire once its client has disconnected.
+    ///
+    /// It does not expire while a call keeps it open.
     fn loses_sessions_of_disconnected_clients(self) -> bool {
         use Extreme::{Least, Small, Zero};
         self.has(
@@ -335,8 +344,9 @@ impl Cell {
         )
     }
 
-    /// Returns `true` if a call without a client exceeds a limit. It then runs on as without the layer, and does not
-    /// keep its session.
+    /// Returns `true` if a call without a client exceeds a limit.
+    ///
+    /// Such a call keeps running as it would without the layer, and does not keep its session open.
     fn forgets_detached_calls(self) -> bool {
         ["calls", "detached", "detached_of_session"]
             .iter()
@@ -396,7 +406,7 @@ impl Cell {
             return;
         };
         {
-            // The head may arrive only with the answer.
+            // The head might not arrive until the answer does.
             let call = pin!(world.call(1, ABANDONED_WORK));
             match timeout(ABSENCE, call).await {
                 Ok(Some(mut stream)) => {
@@ -407,7 +417,7 @@ impl Cell {
             }
         }
         sleep(VERY_LONG).await;
-        // The operator postpones the cancel without an end. Then only a session manager shows when the call has ended.
+        // The operator keeps postponing the cancel, so only a session manager can see that the call has ended.
         let is_postponed = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_postponed {
             assert_eq!(world.calls.len(), 0, "the call is tracked forever");
@@ -436,7 +446,7 @@ impl fmt::Display for Cell {
 // === impl World ===
 
 impl World {
-    /// Returns `None` if its session expired before the client could use it.
+    /// Returns `None` if its session has expired before the client could use it.
     async fn start(cell: Cell) -> Option<Self> {
         let mut options = Options::new();
         for (option, extreme) in cell.settings() {
@@ -624,7 +634,7 @@ fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
     if !["", "all"].contains(&&*chosen) {
         cells.retain(|cell| cell.to_string().contains(&chosen));
     }
-    assert!(!cells.is_empty(), "no cell is called {chosen:?}");
+    assert!(!cells.is_empty(), "no cell has {chosen:?} in its name");
 
     let count = cells.len();
     let (send, results) = mpsc::channel();
@@ -637,7 +647,7 @@ fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
             for cell in own_cells {
                 let has_failed = catch_unwind(AssertUnwindSafe(|| cell.run())).is_err();
                 send.send((nth, has_failed.then(|| cell.to_string())))
-                    .expect("the test waits");
+                    .expect("the test is waiting");
             }
         });
     }

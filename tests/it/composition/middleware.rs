@@ -1,8 +1,10 @@
-//! The layer among other middleware. Whatever is around or inside the layer, a call whose client disconnects is
-//! cancelled, and other calls pass.
+//! The layer among other middleware.
 //!
-//! Every stack is served on a real socket, in each [`SessionMode`]. Stacks are written as in axum: the last layer is the
-//! outermost.
+//! Whatever is around or inside the layer, a call whose client disconnects is cancelled, and other calls are not
+//! affected.
+//!
+//! Every stack is served on a real socket in each [`SessionMode`]. Stacks are written as in axum, with the outermost
+//! layer last.
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{
@@ -23,17 +25,19 @@ mod stacks;
 mod timeouts;
 mod wiring;
 
-/// The header that [`stacks`] requires of a request.
+/// The header that [`stacks`] requires on a request.
 const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer sesame");
 
-/// Checks a stack in each way.
+/// Checks a stack in each mode.
 async fn check(build: fn(Router, CancelOnDisconnectLayer) -> Router) {
     for mode in SessionMode::ALL {
         check_bench(&Bench::new(mode, build).await).await;
     }
 }
 
-/// Disconnects the client of one of two calls. The other call and a third one must complete.
+/// Disconnects the client of one out of two calls.
+///
+/// The other call and a third one must complete.
 async fn check_bench(bench: &Bench) {
     let Bench {
         mode, witness, log, ..
@@ -47,7 +51,7 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(bench.layer.calls().len(), 2, "{mode:?}");
     cancelled.fin();
     assert!(witness.ended("gone").await.is_cancelled(), "{mode:?}");
-    // Bare rmcp cancels stateless calls itself, so the layer's log must show that the layer did.
+    // Bare rmcp cancels stateless calls itself, so the log has to show that it was the layer.
     let cancelled = Outcome::Cancelled(ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [cancelled], "{mode:?}");
     assert!(witness.is_running("stays"), "{mode:?}");
@@ -62,15 +66,17 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
 }
 
-/// Returns a call's answer and reads the response to its end, so that the layer has seen the end too.
+/// Returns a call's answer, and reads the response in full.
+///
+/// This lets the layer see its end, too.
 async fn whole_answer(call: &mut Connection) -> Value {
     let answer = call.answer().await.expect("an answer");
     call.body_to_end().await;
-    assert!(call.is_complete(), "the response was cut");
+    assert!(call.is_complete(), "the response was cut off");
     answer
 }
 
-/// Returns the text in the result of a tool.
+/// Returns the text in a tool's result.
 fn text(answer: &Value) -> &str {
     let text = &answer["result"]["content"][0]["text"];
     text.as_str().expect("a result with a text")

@@ -1,4 +1,4 @@
-//! The layer among other middleware, with any caller, on any runtime.
+//! The layer among other middleware, with any caller and on any runtime.
 
 mod combinations;
 mod contract;

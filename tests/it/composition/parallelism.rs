@@ -1,4 +1,6 @@
-//! Servers with a runtime for each core. A session is served on one runtime, and its clients' connections on any.
+//! Servers with one runtime per core.
+//!
+//! A session is served on one runtime, while its clients' connections can be on any.
 
 use std::{
     sync::{Arc, mpsc},
@@ -23,9 +25,9 @@ use crate::{
 
 const SOON: Duration = Duration::from_millis(300);
 
-/// One server on two runtimes with a thread each.
+/// One server on two single-threaded runtimes.
 struct Cores {
-    /// The first runtime of the layer.
+    /// The runtime that the layer uses first.
     first: Core,
     second: Core,
     calls: Calls,
@@ -38,8 +40,8 @@ struct Core {
     served: Served,
 }
 
-/// Keeps the thread of a runtime computing until this is dropped.
-struct Computing(#[expect(dead_code, reason = "is there to be dropped")] mpsc::Sender<()>);
+/// Keeps a runtime's thread computing until this is dropped.
+struct Computing(#[expect(dead_code, reason = "only exists to be dropped")] mpsc::Sender<()>);
 
 macro_rules! for_servers {
     ($($test:ident,)+) => {
@@ -84,7 +86,7 @@ fn assert_cancelled_while_the_first_runtime_computes(server: Server, grace: Grac
     });
 }
 
-/// The runtime reads the resume only after the grace has expired.
+/// The runtime only reads the resume once the grace has expired.
 fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::After(SOON)).await;
@@ -123,7 +125,7 @@ fn when_a_runtime_ends_another_one_sends_its_cancels(server: Server) {
     });
 }
 
-/// The client disconnects with the runtime of its connection, or before that.
+/// The client disconnects either along with its connection's runtime or before that.
 #[test]
 fn when_a_runtime_ends_another_one_reads_its_streams() {
     for leaves_before in [true, false] {
@@ -179,7 +181,7 @@ fn clients() -> Runtime {
     builder.enable_all().build().expect("a runtime")
 }
 
-/// Returns the same client with connections to another runtime.
+/// Returns the same client with its connections on another runtime.
 fn elsewhere(mcp: &Mcp, core: &Core) -> Mcp {
     let session = mcp.session_id().expect("a session");
     Mcp::stateless(core.addr(), PATH).in_session(session)
@@ -211,7 +213,7 @@ impl Cores {
         };
         let router = router.layer(layer);
         let (first, second) = (Core::of(router.clone()), Core::of(router));
-        // Makes the first runtime the first one of the layer. This session is not used further.
+        // Makes the layer use the first runtime first. This session is not used again.
         let _session = Mcp::session(first.addr(), PATH).await;
         Self {
             first,
@@ -222,7 +224,7 @@ impl Cores {
         }
     }
 
-    /// Starts a call whose client has read the first event.
+    /// Starts a call and reads its first event.
     async fn start_call(&self, mcp: &Mcp, label: &str) -> Connection {
         let mut call = mcp.call(1, "hold", arguments(label)).await;
         self.witness.started(label).await;
@@ -242,7 +244,7 @@ impl Cores {
         }
     }
 
-    /// A runtime must not be dropped inside another one.
+    /// Shuts both runtimes down, because a runtime must not be dropped inside another.
     fn end(self) {
         self.first.runtime.shutdown_background();
         self.second.runtime.shutdown_background();
@@ -258,11 +260,13 @@ impl Core {
         let runtime = runtime.expect("a runtime");
         let (sender, served) = mpsc::channel();
         runtime.spawn(async move {
-            sender.send(serve(router).await).expect("the test listens");
+            sender
+                .send(serve(router).await)
+                .expect("the test is listening");
         });
         Self {
             runtime,
-            served: served.recv().expect("it serves"),
+            served: served.recv().expect("the server has started"),
         }
     }
 
@@ -270,15 +274,15 @@ impl Core {
         self.served.addr
     }
 
-    /// Returns once the thread does nothing else.
+    /// Returns once the thread is doing nothing else.
     fn compute(&self) -> Computing {
         let (start, started) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         self.runtime.spawn(async move {
-            start.send(()).expect("the test listens");
+            start.send(()).expect("the test is listening");
             let (Ok(()) | Err(_)) = ended.recv();
         });
-        started.recv().expect("it starts");
+        started.recv().expect("the thread is computing");
         Computing(end)
     }
 }

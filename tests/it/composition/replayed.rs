@@ -1,4 +1,4 @@
-//! To services inside the layer, a cancel that is replayed as a POST is a request of its own.
+//! To services inside the layer, a cancel replayed as a POST is a request in its own right.
 
 use std::{
     collections::HashSet,
@@ -22,8 +22,8 @@ use crate::{
     support::*,
 };
 
-/// Headers by which a service recognizes a repeated request, or checks its body.
-const OF_ONE_REQUEST: [&str; 10] = [
+/// Headers by which a service recognizes a repeated request or checks its body.
+const SINGLE_REQUEST_HEADERS: [&str; 10] = [
     "idempotency-key",
     "x-idempotency-key",
     "signature",
@@ -39,13 +39,15 @@ const OF_ONE_REQUEST: [&str; 10] = [
 /// A header with its value.
 type Seen = (&'static str, Vec<u8>);
 
-/// If the cancel repeated such a header, the service would take it for the call and answer it instead of the server.
+/// If the cancel repeated such a header, the service would mistake it for the call.
+///
+/// It would then answer the cancel in the server's place.
 #[tokio::test]
 async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
     let once = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            let named = OF_ONE_REQUEST.iter().filter_map(|name| {
+            let named = SINGLE_REQUEST_HEADERS.iter().filter_map(|name| {
                 let value = request.headers().get(*name)?;
                 Some((*name, value.as_bytes().to_vec()))
             });
@@ -64,7 +66,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
         }))
     };
     let (setup, mcp) = Plan::of(Server::LayerOnly).inside(once).client().await;
-    for (id, name) in (1..).zip(OF_ONE_REQUEST) {
+    for (id, name) in (1..).zip(SINGLE_REQUEST_HEADERS) {
         let marked = mcp.clone().header(name, "\"of this request\"");
         let call = setup.start_call(&marked, id, "hold", name).await;
         let again = marked.call(id, "hold", arguments("again")).await;
@@ -77,7 +79,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     }
 }
 
-/// Both servers have the same path inside one layer. The `Host` of a request decides which of them gets it.
+/// Both servers have the same path inside one layer. A request's `Host` decides which one gets it.
 #[tokio::test]
 async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
     for wrapped_first in [true, false] {
@@ -124,7 +126,10 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
                 witness.started(label).await;
             }
             for disconnected_call in [managed, plain] {
-                calls[disconnected_call].take().expect("it is there").fin();
+                calls[disconnected_call]
+                    .take()
+                    .expect("the call is connected")
+                    .fin();
                 let label = &labels[disconnected_call];
                 assert!(witness.ended(label).await.is_cancelled(), "{label}");
                 let end = events.ended(&clients[disconnected_call], round).await;
@@ -137,7 +142,7 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
     }
 }
 
-/// A DPoP proof (RFC 9449) is valid for one request, so a replay never has a valid one.
+/// A DPoP proof (RFC 9449) is valid for a single request, so a replay never has a valid one.
 #[tokio::test]
 async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed() {
     let seen: Arc<Mutex<HashSet<Vec<u8>>>> = Arc::default();
@@ -173,7 +178,9 @@ async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed()
     assert!(setup.witness.ended("runs on").await.is_completed());
 }
 
-/// Both servers restore sessions from one store. A session of one of them is known to the other under the same id.
+/// Both servers restore sessions from one store.
+///
+/// A session on one of them is therefore known to the other under the same id.
 #[tokio::test]
 async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_the_other() {
     for managed_leaves in [true, false] {
@@ -218,7 +225,7 @@ async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_th
                 _ => assert!((200..300).contains(&first_client.delete().await)),
             }
 
-            let case = format!("the managed one ends: {managed_leaves}, {how}");
+            let case = format!("the managed call ends: {managed_leaves}, {how}");
             let left = witness.ended("leaving").await;
             assert!(left.is_cancelled() || how == "deletes", "{case}: {left:?}");
             let mut echo = second_client

@@ -1,8 +1,9 @@
-//! A server whose threads were all busy while the deadlines of its calls passed. The resumes of its clients wait in its
-//! accept queue.
+//! A server whose threads were all busy when its calls' deadlines passed.
 //!
-//! In real time, because the test is about the order in which a runtime serves its backlog. The clients have a runtime
-//! of their own.
+//! In the meantime, its clients' resumes have been waiting in its accept queue.
+//!
+//! These tests run in real time, because they are about the order in which a runtime works off its backlog. The clients
+//! have a runtime of their own.
 
 use std::{
     sync::{Arc, Barrier, mpsc},
@@ -108,14 +109,16 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
     assert!(setup.calls.is_empty());
 }
 
-/// Keeps all threads of a runtime busy for some time, and until its clients have sent their requests.
+/// Keeps all of a runtime's threads busy until clients have sent their requests.
+///
+/// They are kept busy for a minimum time, too.
 struct Busy(Vec<mpsc::Sender<()>>);
 
 impl Busy {
     /// Returns once all threads are busy.
     #[allow(
         clippy::disallowed_methods,
-        reason = "to block the runtime is what this is for"
+        reason = "this is meant to block the runtime"
     )]
     fn keep(runtime: &Runtime, time: Duration) -> Self {
         let all = Arc::new(Barrier::new(WORKERS + 1));
@@ -125,8 +128,8 @@ impl Busy {
             runtime.spawn(async move {
                 all.wait();
                 thread::sleep(time);
-                // Also continues if the test has failed.
-                let _sent = is_sent.recv();
+                // Continue even if the test has failed.
+                let _ = is_sent.recv();
             });
             sent
         };
@@ -135,7 +138,7 @@ impl Busy {
         Self(waiting)
     }
 
-    /// Lets the threads continue. On a busy machine, sending may take longer than the time.
+    /// Lets the threads continue. On a busy machine, sending can take longer than the minimum time.
     fn clients_have_sent(self) {
         drop(self.0);
     }

@@ -1,4 +1,6 @@
-//! Bodies with trailers over real sockets. hyper drops a body after its trailers without polling for its end.
+//! Bodies with trailers over real sockets.
+//!
+//! hyper drops a body after its trailers without polling for its end.
 
 use std::{
     convert::Infallible,

@@ -18,7 +18,7 @@ async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cance
     assert!(foreign.layer.calls().is_empty());
 }
 
-/// Only a handler that asks the token counts as one that stops with it.
+/// A handler only counts as one that stops with its token if it queries the token.
 #[tokio::test]
 async fn a_token_that_is_only_logged_does_not_count_as_observed() {
     let foreign = Foreign::with(Grace::Auto);
@@ -36,7 +36,7 @@ async fn a_token_that_is_only_logged_does_not_count_as_observed() {
     assert_eq!(foreign.log.ends(&number(7)), [cancelled]);
 }
 
-/// In that revision, the end of the stream is the cancel.
+/// In that revision, ending the stream is how a client cancels.
 #[tokio::test]
 async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
     let foreign = Foreign::with(Grace::Auto);
@@ -45,7 +45,7 @@ async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
     assert_eq!(foreign.log.ends(&number(7)), [cancelled]);
 }
 
-/// The layer alone cannot know whether another server shares a store with this one.
+/// The layer alone cannot know whether another server shares its store with this one.
 #[tokio::test(start_paused = true)]
 async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer_alone() {
     let foreign = Foreign::with(Grace::Auto);
@@ -60,7 +60,9 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
     assert_eq!(foreign.log.ends(&number(7)), [orphaned]);
 }
 
-/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 #[tokio::test]
 async fn a_replayed_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let foreign = Foreign::with(Grace::Immediate);

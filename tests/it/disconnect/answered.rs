@@ -1,4 +1,4 @@
-//! A gateway between the layer and rmcp reports that it has a call's answer.
+//! A gateway between the layer and rmcp reports that it has received a call's answer.
 
 use axum::{
     Router,
@@ -52,14 +52,14 @@ async fn a_late_resume_afterwards_is_handled_by_the_server(server: Server) {
     late.assert_done("a").await;
 }
 
-/// Returns a server with a middleware inside the layer that hands out the tokens of calls.
+/// Returns a server with a middleware inside the layer that hands out the calls' tokens.
 async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallToken>) {
     let (give, tokens) = mpsc::unbounded_channel();
     let gateway = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
             if let Some(token) = request.extensions().get::<CallToken>() {
-                // The test may have dropped its receiver.
-                let _sent = give.send(token.clone());
+                // The test might have dropped its receiver.
+                let _ = give.send(token.clone());
             }
             next.run(request)
         }))
@@ -68,14 +68,14 @@ async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallTok
     (plan.start().await, tokens)
 }
 
-/// Disconnects the client of a call after its first event, and waits until the server has noticed.
+/// Disconnects a call's client after its first event, and waits until the server has noticed.
 async fn cut(
     setup: &Setup,
     mcp: &Mcp,
     tokens: &mut mpsc::UnboundedReceiver<CallToken>,
 ) -> CallToken {
-    // Discards the tokens of the handshake.
+    // Discard the handshake's tokens.
     while tokens.try_recv().is_ok() {}
     setup.cut(mcp, 1, "a").await;
-    tokens.try_recv().expect("the token of the call")
+    tokens.try_recv().expect("the call's token")
 }

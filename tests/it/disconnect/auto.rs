@@ -1,4 +1,6 @@
-//! [`Grace::Auto`]: how long a detached call waits for its client, which depends on how the client can resume.
+//! [`Grace::Auto`]: how long a detached call waits for its client.
+//!
+//! The wait depends on how the client can resume.
 
 use std::time::Duration;
 
@@ -46,8 +48,10 @@ async fn a_server_that_sends_a_longer_retry_gives_its_clients_more_time(server: 
     assert_eq!(grace, Some(Duration::from_secs(45)));
 }
 
-/// The server ends the stream of a long job, and its client shall poll once a minute. Then the network breaks the stream of another call.
-/// The TypeScript SDK waits for the last `retry` of any stream.
+/// The server has ended a long job's stream, whose client is to poll once a minute. Then the network breaks another
+/// call's stream.
+///
+/// The TypeScript SDK waits for as long as the last `retry` it has received on any stream.
 async fn a_client_may_wait_for_the_retry_of_another_stream_of_its_session(server: Server) {
     let retry = Duration::from_secs(60);
     let (clock, setup, mcp) = Plan::of(server).grace(Grace::Auto).stopped().await;
@@ -86,7 +90,7 @@ async fn a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_coun
 
 async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
     let setup = Plan::of(server).grace(Grace::Auto).sessions(|mut local| {
-        // Without a retry rmcp sends no first event.
+        // Without a retry, rmcp sends no first event.
         local.session_config.sse_retry = None;
         local
     });
@@ -102,7 +106,7 @@ async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-/// The client may resume on another server that shares the store.
+/// The client might resume on another server that shares the store.
 #[tokio::test]
 async fn a_call_whose_events_are_stored_runs_to_its_end() {
     let clock = StoppedClock::stop();
@@ -110,7 +114,7 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
     let mcp = setup.mcp().await;
     assert_eq!(cut(&setup, &mcp).await, None);
 
-    // Less than 5 minutes, after which rmcp closes a session without messages.
+    // Less than the 5 minutes after which rmcp closes a session that has no messages.
     clock.advance(Duration::from_secs(4 * 60)).await;
 
     setup.assert_usable(&mcp).await;
@@ -121,8 +125,10 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
     assert!(setup.calls.is_empty());
 }
 
-/// A store replays its events and ends the stream although the call runs on, so the client polls. The TypeScript SDK polls with the last
-/// event id of the resumed stream. If there is none, it does not poll again.
+/// A store replays its events and then ends the stream.
+///
+/// The call is still running, so the client polls. The TypeScript SDK polls with the last event id from the resumed
+/// stream, and stops polling if there was none.
 #[tokio::test]
 async fn a_client_of_a_store_that_polls_gets_its_answer() {
     let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
@@ -161,7 +167,7 @@ async fn an_explicit_grace_holds_for_stored_calls_too() {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// The client's GETs name no session in which the layer could find the call.
+/// The client's GETs do not name a session in which the layer could look up the call.
 #[tokio::test]
 async fn a_client_without_a_session_that_polls_a_store_keeps_its_call_if_the_grace_is_automatic() {
     let clock = StoppedClock::stop();
@@ -192,7 +198,7 @@ async fn stored(plan: Plan) -> Setup {
     plan.stored().start().await
 }
 
-/// Disconnects the client of call 1 after its first event. Returns the call's grace.
+/// Disconnects call 1's client after its first event, and returns the call's grace.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
     setup.cut(mcp, 1, "a").await;
     setup.events.detached(mcp, 1).await.0

@@ -9,19 +9,22 @@ use crate::{
     support::*,
 };
 
-/// Number of sessions. All sessions use the same request ids.
+/// The number of sessions, which all use the same request ids.
 const SESSIONS: usize = 8;
 
-/// Number of calls that each session has in flight at once. Both ends of a socket are in this process, which makes 400
-/// descriptors.
+/// The number of calls that each session has in flight at once.
+///
+/// Both ends of a socket are in this process, which makes 400 descriptors.
 const IN_FLIGHT: usize = 25;
 
 const ROUNDS: usize = 5;
 
-/// Number of clients that do not wait until their call has started.
+/// The number of clients that do not wait for their call to start.
 const EARLY_DISCONNECTS: u64 = 300;
 
-/// Maximum number of runtime steps before they disconnect. A call has long started after all of them.
+/// The largest number of runtime steps before they disconnect.
+///
+/// By that time, any call has long started.
 const STEPS: u64 = 40;
 
 struct Call {
@@ -32,13 +35,13 @@ struct Call {
 }
 
 for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
+    a_thousand_calls_are_cancelled_only_if_their_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([layer_only = LayerOnly] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
+    a_thousand_calls_are_cancelled_only_if_their_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
@@ -53,7 +56,7 @@ for_servers!([stateless_json = StatelessJson] (flavor = "multi_thread", worker_t
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
-async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect(server: Server) {
+async fn a_thousand_calls_are_cancelled_only_if_their_clients_disconnect(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
     let mut sessions = Vec::new();
@@ -90,7 +93,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
     assert_eq!(left + stayed, 1_000);
     assert_eq!(setup.witness.cancelled(), left);
     assert_eq!(setup.witness.completed(), stayed);
-    // Each call started once and ended once, and no other event was reported.
+    // Each call has started once and ended once, and no other event has been reported.
     let (starts, others): (Vec<_>, Vec<_>) = setup
         .events
         .all()
@@ -104,7 +107,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
     assert_eq!(cancels.count(), left);
 }
 
-/// The disconnect may happen at any step of the request's processing.
+/// The disconnect can happen at any step of the request's processing.
 async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
     let mut dice = Dice::new();
     let (setup, mcp) = server.client().await;
@@ -113,7 +116,7 @@ async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
         let call = marked
             .call(id, "hold", arguments(&format!("call {id}")))
             .await;
-        // These calls run for certain, even on a busy machine.
+        // These calls are sure to be running, even on a busy machine.
         if id % 8 == 0 {
             setup.witness.started(&format!("call {id}")).await;
         }
@@ -154,12 +157,12 @@ async fn a_disconnect_after_the_answer_cancels_nothing(server: Server) {
     assert_eq!(log.iter().filter(cancels).count(), 0);
 }
 
-/// Starts the calls of a round in random order.
+/// Starts a round's calls in random order.
 async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -> Vec<Call> {
     let mut calls = Vec::new();
     for id in round * IN_FLIGHT..(round + 1) * IN_FLIGHT {
         for (session, mcp) in sessions.iter().enumerate() {
-            let label = format!("call {id} of session {session}");
+            let label = format!("call {id} in session {session}");
             let marked = mcp.clone().header(EXCHANGE, &label);
             calls.push(Call {
                 mcp: mcp.clone(),
@@ -184,7 +187,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 // === impl Call ===
 
 impl Call {
-    /// Disconnects with a FIN or a RST, at random.
+    /// Disconnects with either a FIN or an RST, at random.
     fn disconnect(self, dice: &mut Dice) -> (Mcp, usize, String) {
         if dice.coin() {
             self.connection.fin()

@@ -1,6 +1,6 @@
 //! A client disconnects and may resume within a grace.
 //!
-//! The clock is stopped and moves only when a test advances it. So the bounds are exact up to the millisecond to which
+//! The clock is stopped and only moves when a test advances it, so the bounds are exact to the millisecond to which
 //! tokio's timers round.
 
 use axum::{
@@ -21,12 +21,12 @@ use crate::{
     support::*,
 };
 
-/// The id of the first event of its second stream.
+/// The id of the first event on its second stream.
 const SECOND_STREAM: &str = "0/1";
 
 for_servers!(sessions {
     a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before,
-    the_server_receives_that_the_client_did_not_resume,
+    the_server_is_notified_that_the_client_did_not_resume,
     a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer,
     a_resume_that_is_refused_does_not_keep_the_call,
     a_resume_of_another_session_does_not_keep_the_call,
@@ -56,11 +56,11 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     assert!(setup.witness.ended("a").await.is_cancelled());
     let token = setup.tokens.of("a");
     assert_eq!(token.reason(), Some(CancelReason::Orphaned));
-    assert_eq!(setup.calls.len(), 1, "only the attached one remains");
+    assert_eq!(setup.calls.len(), 1, "only the attached call remains");
     setup.assert_completes("attached", &mut attached).await;
 }
 
-async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
+async fn the_server_is_notified_that_the_client_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
     let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
@@ -75,7 +75,7 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
     clock.advance(GRACE + TICK).await;
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
-    let reason = cancelled.expect("the server exists").reason;
+    let reason = cancelled.expect("the server is running").reason;
     let words = "client did not resume within the grace";
     assert_eq!(reason.as_deref(), Some(words));
 }
@@ -129,7 +129,7 @@ async fn a_resume_that_is_refused_does_not_keep_the_call(server: Server) {
     let refused = mcp.resume(FIRST_EVENT).await.head().await;
 
     assert_eq!(refused.status, 401);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
 async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
@@ -145,10 +145,12 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     let mut resumed = other_client.resume(FIRST_EVENT).await;
 
     assert_eq!(resumed.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
-/// With the layer alone it does keep the call, because the layer does not know to which call an event id belongs.
+/// With the layer alone, this would keep the call.
+///
+/// The layer does not know which call an event id belongs to.
 #[tokio::test]
 async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() {
     let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
@@ -161,7 +163,7 @@ async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() 
     let mut resumed = mcp.resume(SECOND_STREAM).await;
 
     assert_eq!(resumed.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
     setup.assert_completes("other", &mut resumed).await;
 }
 
@@ -173,11 +175,13 @@ async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
     let mut standalone = mcp.listen().await;
 
     assert_eq!(standalone.head().await.status, 200);
-    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
-/// Asserts that the call is orphaned after the rest of its grace. Half of the grace has passed already.
-async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+/// Asserts that the call is orphaned after the rest of its grace.
+///
+/// Half of the grace has already passed.
+async fn assert_orphaned_when_grace_ends(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));
     clock.advance(GRACE / 2 + TICK).await;

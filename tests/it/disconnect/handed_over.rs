@@ -1,4 +1,4 @@
-//! A call on its way to the session manager, and everything that may happen before the manager has it.
+//! A call on its way to the session manager, and what can happen before it gets there.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,14 +17,16 @@ use crate::{
     support::*,
 };
 
-/// A service inside the layer that serves each request in a task of its own. A disconnect drops no such task.
+/// A service inside the layer that serves each request in its own task.
+///
+/// A disconnect does not drop such a task.
 struct Spawning {
     asked: mpsc::UnboundedReceiver<()>,
     proceed: Arc<Notify>,
 }
 
 impl Spawning {
-    /// Calls wait until the test lets them pass, before or after their body is read.
+    /// Makes calls wait until the test lets them pass, either before or after their body is read.
     fn plan(reads_first: bool) -> (Plan, Self) {
         let proceed = Arc::new(Notify::new());
         let (ask, asked) = mpsc::unbounded_channel();
@@ -44,7 +46,7 @@ impl Spawning {
                     };
                     let request = Request::from_parts(parts, body);
                     let served = async move {
-                        ask.send(()).expect("the test listens");
+                        ask.send(()).expect("the test is listening");
                         waits.notified().await;
                         next.run(request).await
                     };
@@ -57,9 +59,9 @@ impl Spawning {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "a task of the test's own")]
+#[allow(clippy::disallowed_methods, reason = "the test needs its own task")]
 async fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> T {
-    tokio::spawn(task).await.expect("it does not panic")
+    tokio::spawn(task).await.expect("the task does not panic")
 }
 
 #[tokio::test]
@@ -69,7 +71,7 @@ async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cance
         let (setup, mcp) = plan.client().await;
         let marked = mcp.clone().header(EXCHANGE, "a");
         let call = marked.call(1, "hold", arguments("a")).await;
-        within("the call", spawning.asked.recv()).await;
+        within("the call to arrive", spawning.asked.recv()).await;
         call.fin();
         setup.exchanges.over_for("a").await;
 
@@ -94,7 +96,7 @@ async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in
     let (setup, mcp) = plan.grace(Grace::After(GRACE)).client().await;
     let marked = mcp.clone().header(EXCHANGE, "a");
     let mut call = marked.call(1, "hold", arguments("a")).await;
-    within("the call", spawning.asked.recv()).await;
+    within("the call to arrive", spawning.asked.recv()).await;
     setup.events.started(&mcp, 1).await;
     let id = setup.calls.snapshot()[0].info().id();
 
@@ -107,7 +109,7 @@ async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// `has_session` waits for rmcp's lock, while the body is read.
+/// `has_session` waits for rmcp's lock while the body is being read.
 #[tokio::test]
 async fn a_call_that_waits_for_its_session_still_supersedes() {
     let (setup, mcp) = superseding().client().await;
@@ -134,7 +136,9 @@ async fn a_call_that_waited_for_its_session_is_still_superseded() {
     assert_eq!(setup.events.ended(&mcp, 1).await, superseded);
 }
 
-/// Sends a call while rmcp's sessions are locked. Waits until the layer knows the call from its body.
+/// Sends a call while rmcp's sessions are locked.
+///
+/// Waits until the layer knows the call from its body.
 async fn wait_for_its_session(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connection {
     let locked = setup.sessions.local().sessions.write().await;
     let call = mcp.call(id, "hold", arguments(label)).await;
@@ -149,7 +153,7 @@ fn superseding() -> Plan {
         .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
 }
 
-/// A message that does not look like a call belongs to no session manager, and passes.
+/// A message that does not look like a call belongs to no session manager, so it passes.
 #[tokio::test]
 async fn a_notification_passes_a_service_that_spawns() {
     let (plan, mut spawning) = Spawning::plan(true);
@@ -158,14 +162,16 @@ async fn a_notification_passes_a_service_that_spawns() {
     let (status, ()) = tokio::join!(
         marked.notify("notifications/roots/list_changed", json!({})),
         async {
-            within("the notification", spawning.asked.recv()).await;
+            within("the notification to arrive", spawning.asked.recv()).await;
             spawning.proceed.notify_one();
         }
     );
     assert_eq!(status, 202);
 }
 
-/// The layer has read the body before the manager gets the message, from which rmcp removes the parameter.
+/// The layer has read the body before the manager gets the message.
+///
+/// By then rmcp has removed the parameter from the message.
 #[tokio::test]
 async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read_before() {
     for plan in [
@@ -200,7 +206,7 @@ async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
     assert_eq!(answer["error"]["code"], -32001);
 }
 
-/// A middleware has read the event that opens the stream, but has not passed it to the client.
+/// A middleware has read the stream's opening event but has not passed it on to the client.
 #[tokio::test]
 async fn there_is_no_grace_for_a_client_that_received_no_event() {
     let buffering = |router: Router| {

@@ -1,4 +1,4 @@
-//! A client disconnects in the middle of a call. The call is cancelled once, and no other call is.
+//! A client disconnects mid-call. The call is cancelled exactly once, and no other call is.
 
 use std::sync::{
     Arc,
@@ -24,9 +24,9 @@ use crate::{
 /// How much of the response the client has received.
 #[derive(Clone, Copy, Debug)]
 enum When {
-    /// The server holds the head back.
+    /// The server is holding the head back.
     HeadHeld,
-    /// The client has read nothing.
+    /// The client has not read anything.
     NothingRead,
     /// The client has read an event.
     EventRead,
@@ -89,7 +89,7 @@ async fn a_reset_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::Rst).await;
 }
 
-/// A half-close counts as a disconnect, because hyper takes it for one and drops the response.
+/// A half-close counts as a disconnect, since hyper treats it as one and drops the response.
 async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::HalfClose).await;
 }
@@ -170,7 +170,7 @@ async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
             token.cancelled().await;
             reasons
                 .send((before, token.reason()))
-                .expect("the test waits for it");
+                .expect("the test is waiting");
             Ok("unread".to_owned())
         }
     });
@@ -210,7 +210,7 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
     setup.start_call(&mcp, "x-7", "any", "a").await.fin();
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
-    let cancelled = cancelled.expect("the server exists");
+    let cancelled = cancelled.expect("the server is running");
     let request = NumberOrString::String("x-7".into());
     assert_eq!(cancelled.request_id, Some(request));
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
@@ -234,7 +234,7 @@ async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server)
     setup.assert_completes("a", &mut call).await;
 }
 
-/// The control: it shows what the layer is for, and that these tests can fail.
+/// The control, which shows what the layer is for and that these tests can fail.
 #[tokio::test]
 async fn bare_rmcp_keeps_running_a_session_call_without_a_client() {
     let (setup, mcp) = Server::Bare.client().await;
@@ -248,14 +248,14 @@ async fn bare_rmcp_keeps_running_a_session_call_without_a_client() {
     assert!(setup.witness.ended("a").await.is_completed());
 }
 
-/// Makes one call, disconnects its client, and asserts everything that must be true afterwards.
+/// Makes a call, disconnects its client, and asserts everything that must be true afterwards.
 async fn hang_up(server: Server, when: When, how: How) {
     let setup = when.start(server).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, when.tool(), "a").await;
     if let When::EventRead = when {
         call.head().await;
-        // Skips the priming event, if there is one, and reads the progress.
+        // Skip any priming event, and read the progress.
         while call.event().await.expect("an event").is_priming() {}
     }
     assert_eq!(setup.calls.len(), 1);
@@ -315,7 +315,7 @@ fn holding_the_head(server: Server) -> Plan {
     let held = std::sync::Arc::new(AtomicBool::new(false));
     Plan::of(server).inside(|router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            // Holds only the call. The cancel that the layer replays carries the same headers.
+            // Hold only the call, not the cancel that the layer replays with the same headers.
             let named = request.headers().contains_key(EXCHANGE);
             let hold = named && !held.swap(true, Ordering::Relaxed);
             async move {
@@ -329,7 +329,9 @@ fn holding_the_head(server: Server) -> Plan {
     })
 }
 
-/// Asserts that the handler, its token, the reports and the session agree: this call was cancelled, once.
+/// Asserts that the handler, its token, the reports and the session agree.
+///
+/// This call must have been cancelled, and only once.
 async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
     assert!(setup.witness.ended(label).await.is_cancelled());
     assert_eq!(setup.events.ended(mcp, id).await, DISCONNECTED);
@@ -352,7 +354,7 @@ impl When {
         }
     }
 
-    /// The tool whose response gets as far as this.
+    /// The tool whose response gets that far.
     fn tool(self) -> &'static str {
         match self {
             Self::EventRead => "chatty",
@@ -361,7 +363,7 @@ impl When {
     }
 }
 
-/// The server sheds load for a moment, and a gateway cannot reach it.
+/// The server briefly sheds load, and a gateway cannot reach it.
 #[tokio::test]
 async fn a_replayed_cancel_that_is_refused_temporarily_is_sent_again() {
     static REFUSALS: [StatusCode; 2] = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::BAD_GATEWAY];

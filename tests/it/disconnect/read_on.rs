@@ -1,4 +1,4 @@
-//! A client disconnects and the call runs on. The layer reads what the call still sends.
+//! A client disconnects while its call keeps running. The layer reads what the call still sends.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     support::*,
 };
 
-/// More than twice the 16 events that fit into the channel of a stream.
+/// More than twice the 16 events that fit into a stream's channel.
 const MANY: u32 = 40;
 
 for_servers!(sessions {
@@ -54,13 +54,13 @@ async fn a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session(se
 
     assert!(setup.witness.ended("a").await.is_completed());
     assert_ended(&setup, &mcp).await;
-    // Every later call of the session passes through the same session worker.
+    // Every later call in the session passes through the same session worker.
     let mut next = setup.start_call(&mcp, 2, "any", "b").await;
     cue.notify_one();
     assert!(next.answer().await.is_some());
 }
 
-/// Only the wrapper sees the end of a call whose stream has no reader.
+/// Only the wrapper sees a call end if nothing is reading its stream.
 async fn assert_ended(setup: &Setup, mcp: &Mcp) {
     if setup.server == Server::Wrapped {
         assert_eq!(setup.events.ended(mcp, 1).await, Outcome::Completed);
@@ -79,7 +79,7 @@ async fn assert_ended(setup: &Setup, mcp: &Mcp) {
     }
 }
 
-/// A tool that waits for its cue, then sends many events and answers.
+/// A tool that waits for its cue, sends many events and then answers.
 fn chattering_after(cue: Arc<Notify>) -> Scripted {
     Scripted::new(move |context| {
         let cue = cue.clone();

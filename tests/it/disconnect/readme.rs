@@ -1,4 +1,4 @@
-//! The first program of the README, as a reader copies it, and a client that disconnects from it.
+//! The README's first program, as a reader copies it, and a client that disconnects from it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{example::Example, *};
 const README: &str = include_str!("../../../README.md");
 const PROGRAM: &str = include_str!("../../../examples/quick_start.rs");
 
-/// Delay that a busy machine may add to a grace.
+/// How long a busy machine may delay the end of a grace.
 const MARGIN: Duration = Duration::from_secs(10);
 
 #[test]
@@ -40,7 +40,7 @@ async fn the_first_program_of_the_readme_stops_its_tool_when_the_grace_of_its_cl
     let received = timeout(Duration::from_millis(100), connected.event()).await;
     assert!(
         received.is_err(),
-        "the other client still waits: {received:?}"
+        "the other client is still waiting: {received:?}"
     );
 }
 
@@ -50,6 +50,6 @@ impl Example {
     async fn next_line(&mut self) -> String {
         let line = timeout(MIN_GRACE + MARGIN, self.stdout.next_line()).await;
         let line = line.expect("a line in time").expect("readable");
-        line.expect("the process still runs")
+        line.expect("the process is still running")
     }
 }

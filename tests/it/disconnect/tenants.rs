@@ -1,4 +1,4 @@
-//! Policies by who calls: an outer middleware adds the tenant, and each tenant has a grace of its own.
+//! Policies by caller. An outer middleware adds the tenant, and each tenant has its own grace.
 
 use std::{
     sync::{Arc, Mutex},
@@ -13,10 +13,10 @@ use crate::setup::{Plan, Server};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Tenant(String);
 
-/// Batch jobs lose their connections often, so they have an hour to resume.
+/// Batch jobs often lose their connections, so they get an hour to resume.
 const BATCH_GRACE: Duration = Duration::from_secs(60 * 60);
 
-/// Stands for the authentication, which knows the tenant.
+/// Stands in for the authentication, which knows the tenant.
 async fn authenticate(mut request: Request) -> Request {
     let tenant = request.headers().get("x-tenant");
     let tenant = tenant.and_then(|tenant| tenant.to_str().ok());

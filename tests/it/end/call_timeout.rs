@@ -1,6 +1,6 @@
-//! A call lasts longer than its policy allows, and its client is still connected.
+//! A call takes longer than its policy allows while its client is still connected.
 //!
-//! The clock is stopped and moves only when a test advances it.
+//! The clock is stopped and only moves when a test advances it.
 
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ async fn the_session_continues(server: Server) {
     setup.assert_completes("b", &mut again).await;
 }
 
-/// The head of a session call is sent at once, unless a service inside holds it back.
+/// A session call's head is sent at once, unless a service inside the layer holds it back.
 async fn a_call_before_its_head_is_answered_as_json(server: Server) {
     let clock = StoppedClock::stop();
     let plan = limited(server).inside(|router| {
@@ -187,7 +187,7 @@ async fn a_call_before_its_head_is_answered_as_json(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-// === The parts ===
+// === Helpers ===
 
 fn limited(server: Server) -> Plan {
     Plan::of(server).layer(|layer| layer.call_timeout(TIMEOUT))
@@ -197,7 +197,7 @@ fn timed_out(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32001, "message": "Request timed out" } })
 }
 
-// --- Calls that run on without their clients ---
+// --- Calls that keep running without their clients ---
 
 async fn times_out_without_its_client(plan: Plan, timeout: Duration) {
     let plan = plan.layer(|layer| layer.call_timeout(timeout));

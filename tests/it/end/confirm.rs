@@ -1,6 +1,6 @@
-//! A callback must confirm the cancel of an orphan.
+//! A callback has to confirm that an orphan is cancelled.
 //!
-//! The clock is stopped and moves only when a test advances it.
+//! The clock is stopped and only moves when a test advances it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +21,10 @@ use crate::{
     support::*,
 };
 
-/// Maximum time for the callback's decision.
+/// How long the callback may take to decide.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Time after a confirmed cancel in which the layer checks whether its runtime stalled.
+/// How long after a confirmed cancel the layer checks whether its runtime has stalled.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 for_servers!(sessions {
@@ -42,12 +42,12 @@ for_servers!(sessions {
     a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused,
 });
 
-// The layer alone cannot observe the answer of a call whose client is disconnected.
+// The layer alone cannot observe the answer to a call whose client is disconnected.
 for_servers!([wrapped_session = Wrapped] {
-    an_answer_of_the_call_ends_the_confirmation,
+    an_answer_to_the_call_ends_the_confirmation,
 });
 
-/// Receives the pending confirmations, which the test answers at any time.
+/// Receives the pending confirmations, which the test can answer at any time.
 struct Confirmations(mpsc::UnboundedReceiver<PendingConfirmation>);
 
 struct PendingConfirmation {
@@ -59,7 +59,7 @@ struct PendingConfirmation {
 impl Confirmations {
     async fn next(&mut self) -> PendingConfirmation {
         let pending = self.0.recv().await;
-        pending.expect("the layer exists")
+        pending.expect("the layer is alive")
     }
 
     fn is_empty(&mut self) -> bool {
@@ -69,7 +69,7 @@ impl Confirmations {
 
 impl PendingConfirmation {
     fn answer(self, answer: Confirmation) {
-        self.answer.send(answer).expect("the layer listens");
+        self.answer.send(answer).expect("the layer is listening");
     }
 }
 
@@ -100,7 +100,10 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
         EventKind::Ended(ORPHANED),
     ];
     assert_eq!(setup.events.of(&mcp, 1), events);
-    assert!(confirmations.is_empty(), "one confirmation is requested");
+    assert!(
+        confirmations.is_empty(),
+        "only one confirmation is requested"
+    );
 }
 
 async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {
@@ -193,7 +196,10 @@ async fn no_decision_in_time_postpones_the_call(server: Server) {
     setup.assert_usable(&mcp).await;
     clock.advance(LIMIT + TICK).await;
     setup.assert_usable(&mcp).await;
-    assert!(unanswered.answer.is_closed(), "the layer has given up");
+    assert!(
+        unanswered.answer.is_closed(),
+        "the layer has stopped waiting"
+    );
     assert!(setup.witness.is_running("a"));
 
     clock.advance(GRACE + TICK).await;
@@ -233,7 +239,7 @@ async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
-async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
+async fn an_answer_to_the_call_ends_the_confirmation(server: Server) {
     let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let pending = confirmations.next().await;
     setup.witness.release("a");
@@ -308,7 +314,7 @@ async fn detached(server: Server, grace: Duration) -> (StoppedClock, Setup, Mcp,
     (clock, setup, mcp, confirmations)
 }
 
-/// Like [`detached`], with a grace that has ended.
+/// Like [`detached`], but its grace has already ended.
 async fn orphaned(server: Server) -> (StoppedClock, Setup, Mcp, Confirmations) {
     let started = detached(server, GRACE).await;
     started.0.advance(GRACE + TICK).await;
@@ -332,8 +338,8 @@ async fn start_with_confirm(plan: Plan) -> (Setup, Confirmations) {
                 grace: orphan.grace(),
                 answer,
             };
-            // The test may have dropped its receiver.
-            let _sent = sender.send(pending);
+            // The test might have dropped its receiver.
+            let _ = sender.send(pending);
             async move { answered.await.expect("on purpose: no answer") }
         })
     });

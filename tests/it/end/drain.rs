@@ -1,4 +1,4 @@
-//! The server shuts down. Calls may complete first, and then everything ends.
+//! The server shuts down. Calls get time to complete, and then everything ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,13 +28,13 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Delay that a busy machine may add.
+/// How much a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(8);
 
 const SHUT_DOWN: Outcome = Outcome::Cancelled(CancelReason::ShuttingDown);
 
 /// An axum server that the test can shut down.
-struct Ending {
+struct StoppableServer {
     addr: std::net::SocketAddr,
     end: oneshot::Sender<()>,
     served: JoinHandle<()>,
@@ -74,7 +74,7 @@ async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
 async fn a_drain_without_calls_ends_at_once(server: Server) {
     let setup = server.start().await;
     let never = setup.calls.drain(Duration::MAX);
-    let report = within("the drain", never).await;
+    let report = within("the drain to end", never).await;
     assert_eq!((report.ended, report.cancelled), (0, 0));
 }
 
@@ -87,7 +87,7 @@ async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
     let expected = if server.has_sessions() {
         SHUT_DOWN
     } else {
-        // The handler never had its token.
+        // The handler has never had its token.
         Outcome::Abandoned(CancelReason::ShuttingDown)
     };
     assert_eq!(setup.events.ended(&mcp, 1).await, expected);
@@ -109,7 +109,7 @@ async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
     assert_eq!(late.messages().await, Vec::<serde_json::Value>::new());
 }
 
-/// Covers a call whose id was used again, and a call that its client cancelled.
+/// Covers a call whose id has been used again, and a call that its client has cancelled.
 async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) {
     let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
@@ -131,20 +131,23 @@ async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) 
     setup.witness.release("cancelled");
 }
 
-/// Returns a middleware that holds back the answers of calls until the test lets them pass.
-fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
+/// Returns a middleware that holds back calls' answers until the test lets them through.
+fn holding_answers(release: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
     move |router| {
         router.layer(map_response(move |response: Response| {
-            let let_on = let_on.clone();
+            let release = release.clone();
             async move {
                 let (parts, body) = response.into_parts();
                 let held = body.into_data_stream().then(move |frame| {
-                    let mut let_on = let_on.clone();
+                    let mut release = release.clone();
                     async move {
                         let is_answer =
                             |frame: &Bytes| frame.windows(5).any(|text| text == b"done:");
                         if frame.as_ref().is_ok_and(is_answer) {
-                            let_on.wait_for(|on| *on).await.expect("the test holds it");
+                            release
+                                .wait_for(|on| *on)
+                                .await
+                                .expect("the test is still running");
                         }
                         frame
                     }
@@ -157,7 +160,7 @@ fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Rout
 
 async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server) {
     for is_resumed in [false, true] {
-        let (let_on, held) = watch::channel(false);
+        let (release, held) = watch::channel(false);
         let plan = Plan::of(server).grace(Grace::Never);
         let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -179,8 +182,8 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 
         let waits = timeout(Duration::from_millis(200), &mut drain).await;
 
-        assert!(waits.is_err(), "the answer is being sent: {waits:?}");
-        let_on.send(true).expect("it is held");
+        assert!(waits.is_err(), "the answer is still being sent: {waits:?}");
+        release.send(true).expect("the answer is held back");
         let (answer, report) = tokio::join!(call.answer(), drain);
         assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");
         assert_eq!((report.ended, report.cancelled), (1, 0), "{is_resumed}");
@@ -188,7 +191,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 }
 
 async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: Server) {
-    let (let_on, held) = watch::channel(false);
+    let (release, held) = watch::channel(false);
     let plan = Plan::of(server).grace(Grace::Never);
     let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -198,7 +201,7 @@ async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: S
 
     call.head().await;
     call.body_to_end().await;
-    drop(let_on);
+    drop(release);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,8 +211,8 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     let layer = CancelOnDisconnectLayer::new();
     let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
     let app = router(tools.service(Mode::Session, sessions)).layer(layer.clone());
-    let server = Ending::serve(app).await;
-    let (open, calls) = five_hundred(&server, &witness).await;
+    let server = StoppableServer::serve(app).await;
+    let (open, calls) = start_five_hundred(&server, &witness).await;
 
     let started = Instant::now();
     let report = end(server, &witness, layer.calls()).await;
@@ -221,24 +224,26 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     drop((open, calls));
 }
 
-/// The control: without the drain the same server never ends.
+/// The control. Without the drain, the same server never ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let witness = Witness::new();
     let sessions = Arc::new(LocalSessionManager::default());
     let app = router(Tools::new(&witness).service(Mode::Session, sessions));
-    let server = Ending::serve(app).await;
+    let server = StoppableServer::serve(app).await;
     let mcp = Mcp::session(server.addr, PATH).await;
     let mut standalone = mcp.listen().await;
     standalone.head().await;
-    server.end.send(()).expect("it runs");
+    server.end.send(()).expect("the server is running");
     let ended = timeout(Duration::from_secs(3), server.served).await;
-    assert!(ended.is_err(), "the drain ended on its own");
+    assert!(ended.is_err(), "the shutdown ended on its own");
 }
 
-/// Starts 500 calls in ten sessions, and a standalone stream in each session. Tasks read all answers.
-async fn five_hundred(
-    server: &Ending,
+/// Starts 500 calls in ten sessions, and a standalone stream in each session.
+///
+/// Tasks read all of the answers.
+async fn start_five_hundred(
+    server: &StoppableServer,
     witness: &Witness,
 ) -> (Vec<Connection>, Vec<JoinHandle<()>>) {
     let mut standalone = Vec::new();
@@ -258,13 +263,13 @@ async fn five_hundred(
     (standalone, calls)
 }
 
-/// Shuts the server down, and completes half of the calls during the drain.
+/// Shuts the server down and lets half of the calls complete during the drain.
 async fn end(
-    server: Ending,
+    server: StoppableServer,
     witness: &Witness,
     calls: Calls,
 ) -> mcp_cancel_on_disconnect::DrainReport {
-    server.end.send(()).expect("it runs");
+    server.end.send(()).expect("the server is running");
     let (report, ()) = tokio::join!(calls.drain(LIMIT), async {
         for session in 0..10 {
             for call in (0..50).step_by(2) {
@@ -274,18 +279,18 @@ async fn end(
     });
     within("the server to end", server.served)
         .await
-        .expect("it ends in order");
+        .expect("the server ends without a panic");
     report
 }
 
-#[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
+#[allow(clippy::disallowed_methods, reason = "the test needs its own tasks")]
 fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
     tokio::spawn(task)
 }
 
-// === impl Ending ===
+// === impl StoppableServer ===
 
-impl Ending {
+impl StoppableServer {
     async fn serve(app: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("bound");
@@ -296,7 +301,7 @@ impl Ending {
                 let _ended = ended.await;
             };
             let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
-            server.await.expect("it serves");
+            server.await.expect("the server does not fail");
         });
         Self { addr, end, served }
     }

@@ -1,5 +1,6 @@
-//! Calls that end neither by their answer nor by a disconnect. The client cancels them, closes their session, or sends
-//! them again.
+//! Calls that end neither with their answer nor with a disconnect.
+//!
+//! Instead, the client cancels them, closes their session, or sends them again.
 
 use std::{future::pending, time::Duration};
 
@@ -32,13 +33,13 @@ use crate::{
     support::*,
 };
 
-/// How long rmcp lets handlers run on after a DELETE.
+/// How long rmcp lets handlers keep running after a DELETE.
 const DRAIN: Duration = Duration::from_secs(5);
 
 const CLOSED: Outcome = Outcome::Cancelled(CancelReason::SessionClosed);
 const SUPERSEDED: Outcome = Outcome::Cancelled(CancelReason::Superseded);
 
-/// A server that answers no call.
+/// A server that never answers a call.
 #[derive(Clone)]
 struct Silent;
 
@@ -178,12 +179,12 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
     for (id, label) in [(1, "attached"), (2, "detached")] {
         let (outcome, at) = setup.events.end(&mcp, id).await;
         assert_eq!(outcome, CLOSED);
-        assert_eq!(at, before, "no time passes");
+        assert_eq!(at, before, "no time has passed");
         let token = setup.tokens.of(label);
         assert_eq!(token.reason(), Some(CancelReason::SessionClosed));
     }
     if server == Server::LayerOnly {
-        // The layer's own token has fired; rmcp's waits until the session has drained.
+        // The layer's own token has fired, but rmcp's waits until the session has drained.
         clock.advance(DRAIN + TICK).await;
     }
     for label in ["attached", "detached"] {
@@ -215,7 +216,7 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
     setup.assert_completes("a", &mut call).await;
 }
 
-/// The session is restored under its old id. Its streams are numbered from 0 again.
+/// The session is restored under its old id, so its streams are numbered from 0 again.
 #[tokio::test]
 async fn no_retained_answer_reaches_a_restored_session() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped)
@@ -227,9 +228,9 @@ async fn no_retained_answer_reaches_a_restored_session() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     setup.cut(&mcp, 2, "lost").await;
     let Sessions::Wrapped(sessions) = &setup.sessions else {
-        panic!("the wrapper is in use");
+        panic!("the server is wrapped");
     };
-    // Bypasses the wrapper, as an idle timer of the inner manager or a crash does.
+    // Bypasses the wrapper, as an idle timer in the inner manager or a crash would.
     let session = mcp.session_id().expect("a session").into();
     sessions
         .inner()
@@ -242,12 +243,16 @@ async fn no_retained_answer_reaches_a_restored_session() {
     assert_eq!(setup.events.ended(&mcp, 2).await, CLOSED);
     call.head().await;
     let first = call.event().await.expect("the priming event");
-    assert_eq!(first.id.as_deref(), Some("0/0"), "the id of the old call's");
+    assert_eq!(
+        first.id.as_deref(),
+        Some("0/0"),
+        "the same id as the old call's event"
+    );
     call.fin();
     let mut resumed = mcp.resume("0/0").await;
     resumed.head().await;
     setup.assert_completes("new", &mut resumed).await;
-    // Nor does the next stream deliver the newer of the old calls.
+    // The next stream does not deliver the newer of the old calls either.
     let mut next = setup.start_call(&mcp, 2, "hold", "next").await;
     next.head().await;
     next.fin();
@@ -390,7 +395,7 @@ async fn a_resumed_call_is_not_superseded() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
-/// Its client reads the call on the other server.
+/// Its client is reading the call on the other server.
 #[tokio::test]
 async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
     let (setup, mcp) = superseding(Server::Wrapped).stored().client().await;
@@ -411,7 +416,7 @@ async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-/// The handler of the older call answers with an error. Both calls have the same id.
+/// The older call's handler answers with an error, under an id that both calls share.
 #[tokio::test]
 async fn a_call_that_is_sent_again_under_its_id_gets_its_own_answer() {
     let setup = superseding(Server::Wrapped).abort_after(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! A call is cancelled in the middle of its answer, while its client is connected.
+//! A call is cancelled halfway through its answer while its client is connected.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -34,7 +34,9 @@ async fn the_client_gets_the_error_behind_half_an_answer_that_is_sent_as_an_even
     assert!(error.contains("-32001"), "{text:?}");
 }
 
-/// The length was sent already, so no error can be appended. hyper closes the connection.
+/// The length has already been sent, so no error can be appended.
+///
+/// hyper closes the connection.
 #[tokio::test(start_paused = true)]
 async fn half_an_answer_of_known_length_ends() {
     let mut answer = stalled("application/json", HALF);
@@ -44,7 +46,7 @@ async fn half_an_answer_of_known_length_ends() {
     assert_eq!(timed_out(CALL, Duration::ZERO, answer).await, HALF);
 }
 
-/// Only requests of 2025-11-25 run as tasks.
+/// Only requests at revision 2025-11-25 run as tasks.
 #[tokio::test(start_paused = true)]
 async fn a_task_parameter_does_not_keep_a_call_of_2026_07_28_from_its_timeout() {
     let task = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","task":{},
@@ -54,15 +56,16 @@ async fn a_task_parameter_does_not_keep_a_call_of_2026_07_28_from_its_timeout() 
     assert!(text.contains("-32001"), "{text:?}");
 }
 
-/// A response whose body sends `half` and then stalls.
+/// Returns a response whose body sends `half` and then stalls.
 fn stalled(content_type: &'static str, half: &'static str) -> Response<Body> {
     let half = stream::iter([Ok::<_, Infallible>(Bytes::from(half))]).chain(stream::pending());
     let response = Response::builder().header(header::CONTENT_TYPE, content_type);
     response.body(Body::from_stream(half)).expect("a response")
 }
 
-/// Returns what a client receives when its call times out. If the service is `silent` for 10 s, the layer sends the
-/// head early.
+/// Returns what a client receives when its call times out.
+///
+/// If the service stays `silent` for 10 s, the layer sends the head early.
 async fn timed_out(call: &'static str, silent: Duration, answer: Response<Body>) -> String {
     let layer = CancelOnDisconnectLayer::new()
         .call_timeout(TIMEOUT)
@@ -86,6 +89,6 @@ async fn timed_out(call: &'static str, silent: Duration, answer: Response<Body>)
     let whole = response.into_body().collect();
     let whole = within("the body to end", whole)
         .await
-        .expect("it does not fail");
+        .expect("the body does not fail");
     String::from_utf8(whole.to_bytes().into()).expect("text")
 }

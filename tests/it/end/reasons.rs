@@ -1,4 +1,4 @@
-//! A handler's token and the `notifications/cancelled` that reaches its server carry the same reason.
+//! A handler's token has the same reason as the `notifications/cancelled` sent to its server.
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Policy};
 use rmcp::model::{CancelledNotificationParam, NumberOrString};
@@ -13,11 +13,11 @@ use crate::{
 type Cancels = mpsc::UnboundedReceiver<CancelledNotificationParam>;
 
 for_servers!(sessions {
-    of_a_client_that_disconnected,
-    of_a_client_that_did_not_resume,
+    a_disconnect_has_the_same_reason_on_both_sides,
+    an_orphan_has_the_same_reason_on_both_sides,
 });
 
-async fn of_a_client_that_disconnected(server: Server) {
+async fn a_disconnect_has_the_same_reason_on_both_sides(server: Server) {
     let (setup, cancels) = start(Plan::of(server)).await;
     let mcp = setup.mcp().await;
 
@@ -26,7 +26,7 @@ async fn of_a_client_that_disconnected(server: Server) {
     assert_same_reason(&setup, cancels, CancelReason::ClientDisconnected).await;
 }
 
-async fn of_a_client_that_did_not_resume(server: Server) {
+async fn an_orphan_has_the_same_reason_on_both_sides(server: Server) {
     let clock = StoppedClock::stop();
     let grace = Duration::from_secs(20);
     let (setup, cancels) = start(Plan::of(server).grace(Grace::After(grace))).await;
@@ -40,7 +40,7 @@ async fn of_a_client_that_did_not_resume(server: Server) {
 }
 
 #[tokio::test]
-async fn of_a_call_that_was_sent_again() {
+async fn a_superseded_call_has_the_same_reason_on_both_sides() {
     let policy = |_: &_| Policy::new().grace(Grace::Never).supersede();
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.policy(policy));
     let (setup, cancels) = start(plan).await;
@@ -51,12 +51,12 @@ async fn of_a_call_that_was_sent_again() {
 
     let _again = mcp.call(2, "any", arguments("a")).await;
 
-    within("the token", token.cancelled()).await;
+    within("the token to fire", token.cancelled()).await;
     assert_reason(cancels, token.reason(), CancelReason::Superseded).await;
 }
 
 #[tokio::test]
-async fn of_a_session_that_was_closed() {
+async fn a_closed_session_has_the_same_reason_on_both_sides() {
     let (setup, cancels) = start(Plan::of(Server::Wrapped)).await;
     let mcp = setup.mcp().await;
     let _call = setup.start_call(&mcp, 1, "any", "a").await;
@@ -66,7 +66,7 @@ async fn of_a_session_that_was_closed() {
     assert_same_reason(&setup, cancels, CancelReason::SessionClosed).await;
 }
 
-/// Starts a server whose tool waits for its token. Returns the cancels that the server receives.
+/// Starts a server whose tool waits for its token, and returns the cancels that it receives.
 async fn start(plan: Plan) -> (Setup, Cancels) {
     let (sender, cancels) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
@@ -79,14 +79,14 @@ async fn start(plan: Plan) -> (Setup, Cancels) {
 
 async fn assert_same_reason(setup: &Setup, cancels: Cancels, expected: CancelReason) {
     let token = setup.tokens.of("a");
-    within("the token", token.cancelled()).await;
+    within("the token to fire", token.cancelled()).await;
     assert_reason(cancels, token.reason(), expected).await;
 }
 
 async fn assert_reason(mut cancels: Cancels, reason: Option<CancelReason>, expected: CancelReason) {
     assert_eq!(reason, Some(expected));
     let cancelled = within("notifications/cancelled", cancels.recv()).await;
-    let cancelled = cancelled.expect("the server exists");
+    let cancelled = cancelled.expect("the server is running");
     assert_eq!(cancelled.request_id, Some(NumberOrString::Number(1)));
     assert_eq!(cancelled.reason, Some(expected.to_string()));
 }

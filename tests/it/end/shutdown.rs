@@ -10,10 +10,10 @@ use tokio::{
 
 use crate::support::{example::Example, *};
 
-/// The limits of the example: 3 s for calls, 1 s for cancels, and 2 s for connections.
+/// The example's limits, which are 3 s for calls, 1 s for cancels and 2 s for connections.
 const BOUND: Duration = Duration::from_secs(3 + 1 + 2);
 
-/// Delay that a busy machine may add.
+/// How much a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -65,22 +65,27 @@ async fn an_incomplete_request_does_not_delay_the_shutdown() {
 
 impl Example {
     async fn signal(&self, signal: &str) {
-        let pid = self.process.id().expect("it runs").to_string();
+        let pid = self
+            .process
+            .id()
+            .expect("the process is running")
+            .to_string();
         let mut kill = Command::new("kill");
         let sent = kill.args(["-s", signal, &pid]).status().await;
         assert!(sent.expect("kill").success());
     }
 
-    /// Returns its exit code, and what it printed after its address.
+    /// Returns its exit code and what it printed after its address.
     async fn ended(&mut self) -> (Option<i32>, String) {
         let started = Instant::now();
         let status = timeout(BOUND + MARGIN, self.process.wait()).await;
-        let status = status.unwrap_or_else(|_| panic!("it runs on after {:?}", started.elapsed()));
+        let status =
+            status.unwrap_or_else(|_| panic!("still running after {:?}", started.elapsed()));
         let mut stdout = String::new();
         while let Some(line) = self.stdout.next_line().await.expect("readable") {
             stdout += &line;
             stdout += "\n";
         }
-        (status.expect("it ends").code(), stdout)
+        (status.expect("the process ends").code(), stdout)
     }
 }

@@ -1,4 +1,4 @@
-//! [`AbortOnCancel`](mcp_cancel_on_disconnect::AbortOnCancel): what it forwards, and what it stops.
+//! What [`AbortOnCancel`](mcp_cancel_on_disconnect::AbortOnCancel) forwards and stops.
 
 mod every_method;
 mod linked;

@@ -1,4 +1,6 @@
-//! A tool that passes its call on to another MCP service in the same process, with the head that rmcp gives to handlers.
+//! A tool that passes its call on to another MCP service in the same process.
+//!
+//! It uses the head that rmcp gives to handlers.
 
 use std::time::Duration;
 
@@ -55,7 +57,7 @@ async fn assert_inner_call_stops(keeps_extensions: bool) {
     let ended = timeout(Duration::from_secs(3), witness.ended("inner")).await;
     assert!(
         ended.is_ok(),
-        "the inner handler runs on; its layer knew of {known} calls"
+        "the inner handler is still running; its layer knew of {known} calls"
     );
 }
 

@@ -1,5 +1,6 @@
-//! Messages of a handler that ignores its token, sent after its call was cancelled. With the wrapper they are
-//! suppressed. Bare rmcp delivers them on the session's standalone stream.
+//! Messages sent after a call has been cancelled, by a handler that ignores its token.
+//!
+//! The wrapper suppresses them. Bare rmcp delivers them on the session's standalone stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +21,7 @@ use crate::{
     support::*,
 };
 
-/// The progress token of the last message that a handler sends.
+/// The progress token in the last message that a handler sends.
 const LAST: &str = "last";
 
 #[tokio::test]
@@ -34,13 +35,13 @@ async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
 
     assert!(setup.witness.ended("cancelled").await.is_completed());
     let refused = within("the result of its request", refusals.recv()).await;
-    let error = refused.expect("the handler reports it");
+    let error = refused.expect("the handler reports the error");
     assert!(error.contains("the call is cancelled"), "{error}");
     assert_eq!(until_last(&mut standalone).await, [] as [Value; 0]);
     assert_others_are_delivered(&setup, &mcp, &mut standalone).await;
 }
 
-/// The control: without the wrapper the messages of the same handler are delivered.
+/// The control. Without the wrapper, the same handler's messages are delivered.
 #[tokio::test]
 async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     let (handler, _refusals) = late_sender();
@@ -49,7 +50,7 @@ async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     let mut standalone = standalone(&mcp).await;
     let _call = setup.start_call(&mcp, 7, "any", "cancelled").await;
 
-    // A disconnect cancels nothing here, so the client sends the cancel.
+    // A disconnect does not cancel anything here, so the client sends a cancel.
     assert_eq!(mcp.cancel(7).await, 202);
 
     let [progress, request] = &until_last(&mut standalone).await[..] else {
@@ -60,8 +61,10 @@ async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     assert_eq!(request["method"], "ping");
 }
 
-/// The answer had passed the session's transport when the call was cancelled. Both the answer and the cancel wait
-/// behind an unread stream. Which of the two the session handles first is random.
+/// The answer has already passed the session's transport when the call is cancelled.
+///
+/// Both the answer and the cancel are waiting behind an unread stream, and which of them the session handles first is
+/// random.
 #[tokio::test]
 async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
     for round in 0..12 {
@@ -92,8 +95,9 @@ async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
     }
 }
 
-/// rmcp removes the route of a progress token when the first of its calls ends. From then on the progress is sent on
-/// the session's standalone stream, by bare rmcp as well.
+/// rmcp removes a progress token's route when the first of its calls ends.
+///
+/// From then on, even bare rmcp sends the progress on the session's standalone stream.
 #[tokio::test]
 async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progress() {
     for server in [Server::Wrapped, Server::Bare] {
@@ -146,8 +150,9 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
     }
 }
 
-/// A handler that waits for its cancel. Under the label `newer` it waits for the returned notice instead. Then it sends
-/// progress under its call's token, and [`LAST`].
+/// Returns a handler that waits for its cancel, or for the notice if its label is `newer`.
+///
+/// After the notice it sends progress under its call's token, and then [`LAST`].
 fn progressing() -> (Scripted, Arc<Notify>) {
     let proceed = Arc::new(Notify::new());
     let notice = proceed.clone();
@@ -177,7 +182,9 @@ async fn with_token(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connectio
     call
 }
 
-/// Cancels call 7, labelled `older`: by a disconnect, or on bare rmcp by its client's notification.
+/// Cancels call 7, labelled `older`.
+///
+/// It is cancelled by a disconnect, or by its client's notification on bare rmcp.
 async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     if setup.server == Server::Bare {
         assert_eq!(mcp.cancel(7).await, 202);
@@ -189,7 +196,7 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     }
 }
 
-/// rmcp's worker handles nothing while a stream of its session is full and unread.
+/// rmcp's worker handles nothing while one of its session's streams is full and unread.
 #[tokio::test]
 async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answer() {
     let clock = StoppedClock::stop();
@@ -222,8 +229,10 @@ async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answ
     assert_eq!(answer["result"]["content"][0]["text"], "done");
 }
 
-/// A session whose worker one call can block: its channels hold one message, and streams are not read inside the layer.
-/// Also returns the notice that lets the other call answer.
+/// Starts a server on which one call can block its session's worker.
+///
+/// The session's channels hold a single message, and streams are not read inside the layer. Also returns the notice
+/// that lets the other call answer.
 async fn blockable() -> (Setup, Arc<Notify>) {
     let answers = Arc::new(Notify::new());
     let cue = answers.clone();
@@ -250,17 +259,19 @@ async fn blockable() -> (Setup, Arc<Notify>) {
     (plan.start_scripted(handler).await, answers)
 }
 
-/// Yields until every task has made all the progress that it can.
+/// Yields until every task has got as far as it can.
 async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
 }
 
-/// A handler that ignores its token. After its cancel it sends progress and a request to its client, and then [`LAST`]
-/// under a token of no call. Also returns a channel with the error of that request.
+/// Returns a handler that ignores its token.
 ///
-/// Only call 7 waits for its cancel. Other calls send only [`LAST`].
+/// After its cancel it sends progress, a request to its client, and finally [`LAST`] under a token that is not any
+/// call's. Also returns a channel with the error for that request.
+///
+/// Only call 7 waits for its cancel. Other calls just send [`LAST`].
 fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     let (refusals, refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
@@ -269,7 +280,9 @@ fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
             if context.id == NumberOrString::Number(7) {
                 context.ct.cancelled().await;
                 let error = send_late(&context).await.expect_err("the request fails");
-                refusals.send(error.to_string()).expect("the test listens");
+                refusals
+                    .send(error.to_string())
+                    .expect("the test is listening");
             } else {
                 last(&context).await.expect("sent");
             }
@@ -279,7 +292,7 @@ fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     (handler, refused)
 }
 
-/// Sends the messages of a [`late_sender`], and waits for the answer to the request.
+/// Sends a [`late_sender`]'s messages and waits for the answer to its request.
 async fn send_late(context: &RequestContext<RoleServer>) -> Result<(), ServiceError> {
     let own = context.meta.get_progress_token().expect("a progress token");
     progress(context, own).await?;
@@ -327,7 +340,9 @@ async fn until_last(stream: &mut Connection) -> Vec<Value> {
     }
 }
 
-/// Asserts that the messages of the session's other calls are delivered, and that no late message was.
+/// Asserts that messages from the session's other calls are delivered.
+///
+/// No late message may have been delivered.
 async fn assert_others_are_delivered(setup: &Setup, mcp: &Mcp, standalone: &mut Connection) {
     let mut other = setup.start_call(mcp, 8, "any", "other").await;
     let answer = other.answer().await.expect("an answer");

@@ -1,5 +1,7 @@
-//! A handler sends its client a request (sampling, elicitation, roots) and waits. When its call is cancelled, no answer
-//! will arrive. With the wrapper the request fails at once, so the handler need not check its token.
+//! A handler sends its client a request (sampling, elicitation or roots) and waits.
+//!
+//! If its call is cancelled, no answer will arrive. With the wrapper, the request fails at once, so the handler does
+//! not need to check its token.
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use rmcp::{
@@ -15,10 +17,10 @@ use crate::{
     support::*,
 };
 
-/// The requests that a handler sends, each for the label of the same name.
+/// The requests that handlers send, each for the label of the same name.
 const REQUESTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
 
-/// The result of each request, with the label of its call.
+/// Each request's result, with its call's label.
 type Results = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 
 #[tokio::test]
@@ -52,7 +54,7 @@ async fn a_request_to_a_client_fails_when_the_client_cancels() {
     assert_cancelled(result_of(&mut results, "roots/list").await);
 }
 
-/// Without the wrapper the handler waits forever, although its call is cancelled.
+/// Without the wrapper the handler waits forever, although its call has been cancelled.
 #[tokio::test]
 async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
     for server in [Server::Bare, Server::LayerOnly] {
@@ -105,7 +107,7 @@ async fn the_requests_of_other_calls_still_reach_their_clients() {
     assert_eq!(answer["result"]["content"][0]["text"], "asked");
 }
 
-/// A request that a call sends after its cancel is refused.
+/// A request that a call sends after it has been cancelled is refused.
 #[tokio::test]
 async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
     let (sender, mut refused) = mpsc::unbounded_channel();
@@ -116,7 +118,7 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
             let answer = send_request(&context, "roots/list").await;
             sender
                 .send(answer.expect_err("the request fails"))
-                .expect("the test listens");
+                .expect("the test is listening");
             Ok("asked".to_owned())
         }
     });
@@ -132,7 +134,9 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
     );
 }
 
-/// Starts a server whose handlers send the request in their label, and report its result.
+/// Starts a server whose handlers send the request named by their label.
+///
+/// They report its result.
 async fn start(server: Server) -> (Setup, Results) {
     let (sender, results) = mpsc::unbounded_channel();
     let handler = Scripted::labelled(move |label, context| {
@@ -140,8 +144,8 @@ async fn start(server: Server) -> (Setup, Results) {
         async move {
             if REQUESTS.contains(&&*label) {
                 let result = send_request(&context, &label).await;
-                // The test may have dropped its receiver.
-                let _sent = sender.send((label, result));
+                // The test might have dropped its receiver.
+                let _ = sender.send((label, result));
             }
             Ok("asked".to_owned())
         }
@@ -149,7 +153,9 @@ async fn start(server: Server) -> (Setup, Results) {
     (Plan::of(server).start_scripted(handler).await, results)
 }
 
-/// Starts a call whose handler has sent its client a request. Returns the connection and the request.
+/// Starts a call and waits until its handler has sent its client a request.
+///
+/// Returns the connection and the request.
 async fn start_until_request(
     setup: &Setup,
     mcp: &Mcp,
@@ -200,7 +206,7 @@ async fn reply(mcp: &Mcp, request: &Value) -> u16 {
 }
 
 async fn result_of(results: &mut Results, method: &str) -> Result<Value, ServiceError> {
-    let (label, result) = within("the result of a request", results.recv())
+    let (label, result) = within("a request's result", results.recv())
         .await
         .expect("a report");
     assert_eq!(label, method);
@@ -213,6 +219,6 @@ fn assert_cancelled(result: Result<Value, ServiceError>) {
             assert_eq!(error.code, ErrorCode(-32_800));
             assert_eq!(error.message, "Request cancelled");
         }
-        other => panic!("cancelled and not {other:?}"),
+        other => panic!("not cancelled: {other:?}"),
     }
 }

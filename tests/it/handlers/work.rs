@@ -1,4 +1,6 @@
-//! After a disconnect the *work* itself stops: the process, the handler on another server, and the guard.
+//! After a disconnect the *work* itself stops.
+//!
+//! This covers processes, handlers on another server, and clean-ups.
 
 mod cells;
 mod chain;

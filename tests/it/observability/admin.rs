@@ -1,4 +1,6 @@
-//! The page of `examples/admin`: what it shows, who may cancel, and that text from clients is only text.
+//! The page of `examples/admin`.
+//!
+//! These tests cover what it shows, who may cancel, and that client text stays text.
 
 use std::convert::Infallible;
 
@@ -23,7 +25,7 @@ mod calls_page;
 
 const HOST: &str = "127.0.0.1:8769";
 
-/// Everything that a browser could take for markup.
+/// Everything that a browser could mistake for markup.
 const MARKUP: &str = r#"<script>alert(1)</script>'"><img src=x onerror=alert(1)>&lt;"#;
 
 #[tokio::test]
@@ -220,7 +222,7 @@ async fn text_from_clients_is_escaped() {
     assert!(page.body.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
     assert!(
         page.body.contains("&amp;lt;"),
-        "what looks escaped is text too"
+        "what looks escaped is text, too"
     );
     assert_eq!(
         page.body.matches("<script").count(),
@@ -298,8 +300,9 @@ async fn only_names_of_this_machine_are_answered() {
     }
 }
 
-/// Starts a call that is never answered, on a server that is no MCP server. The call is in flight until its response is
-/// dropped.
+/// Starts a call that is never answered, on a server that is not an MCP server.
+///
+/// The call is in flight until its response is dropped.
 async fn held_call(tool: &str) -> (Calls, Response) {
     let silent = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": hello\n\n"))]);
     let handler = async |_: Bytes| {
@@ -318,7 +321,7 @@ async fn held_call(tool: &str) -> (Calls, Response) {
     (calls, open.expect("infallible").map(Body::new))
 }
 
-/// A whole response.
+/// A response that has been read in full.
 struct Reply {
     status: StatusCode,
     headers: HeaderMap,
@@ -334,7 +337,7 @@ async fn cancel(admin: &Router, id: &str, headers: &[(&str, &str)]) -> Reply {
     press(admin, "/calls", id, headers).await
 }
 
-/// Returns the URL to which the buttons of a page post.
+/// Returns the URL to which a page's buttons post.
 fn action(page: &str) -> String {
     let (_, action) = page.split_once("action=\"").expect("a form");
     let (action, _) = action.split_once('"').expect("an end");

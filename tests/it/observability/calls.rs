@@ -1,4 +1,4 @@
-//! Calls observed and ended from outside, as by an operator.
+//! Calls that are observed and ended from outside, as an operator would.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -131,7 +131,10 @@ async fn a_call_is_found_by_its_session_and_id(server: Server) {
     setup.events.started(&other_client, 1).await;
     let (session, id) = (mcp.session_id().unwrap(), RequestId::Number(1));
 
-    let found = setup.calls.find(session, &id).expect("it is in flight");
+    let found = setup
+        .calls
+        .find(session, &id)
+        .expect("the call is in flight");
 
     assert!(setup.calls.cancel(found, CancelReason::Requested));
     assert_eq!(setup.events.ended(&mcp, 1).await, REQUESTED);
@@ -194,7 +197,7 @@ fn cancelled(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled: requested by the server" } })
 }
 
-/// As with `find`, the session id alone is ambiguous here.
+/// As with `find`, the session id alone is ambiguous in this case.
 #[tokio::test]
 async fn the_calls_of_two_servers_that_issued_one_session_id_are_not_cancelled_together() {
     let silent = async |body: Bytes| {

@@ -1,7 +1,9 @@
-//! Clients whose disconnects hyper does not detect, because its buffer holds bytes that it does not need yet.
+//! Clients whose disconnects hyper does not detect.
 //!
-//! The first write after the client's FIN succeeds, and the second one fails. So probes detect the disconnect within
-//! two intervals. (Behind a `WatchedListener` no probe is needed, see `socket`.)
+//! Its buffer holds bytes that it does not need yet.
+//!
+//! The first write after the client's FIN succeeds and the second one fails, so probes detect the disconnect within two
+//! intervals. (No probes are needed behind a `WatchedListener`, see `socket`.)
 
 use std::{convert::Infallible, time::Duration};
 
@@ -22,7 +24,7 @@ use crate::{
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Delay that a busy machine may add.
+/// How much a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(3);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly, stateless_sse = StatelessSse] {
@@ -48,7 +50,7 @@ async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
     disconnect(server, disconnect_call).await;
 }
 
-/// The client reads nothing more, so the second probe is answered with a reset.
+/// The client has stopped reading, so the second probe is answered with a reset.
 async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: Server) {
     let disconnect_call = async |mut call: Connection| {
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
@@ -97,7 +99,7 @@ async fn an_unread_body_hides_a_reset_for_two_probes_at_most() {
     assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
 }
 
-// === The parts ===
+// === Helpers ===
 
 fn probing(server: Server) -> Plan {
     Plan::of(server).layer(|layer| layer.keep_alive(INTERVAL))

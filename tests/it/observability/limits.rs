@@ -1,4 +1,6 @@
-//! More calls than are tracked. Each runs as it would without the layer, and no other call is affected.
+//! More calls than can be tracked.
+//!
+//! Each runs as it would without the layer, and no other call is affected.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -175,7 +177,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 
-/// A cancel of the older call would hit the newer call, which is not tracked.
+/// A cancel for the older call would hit the newer call, which is not tracked.
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -196,7 +198,7 @@ async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     assert!(setup.witness.is_running("older"));
 }
 
-/// A request changes nothing for other calls until the manager accepts it.
+/// A request does not affect other calls until the manager accepts it.
 #[tokio::test]
 async fn a_refused_request_over_the_limit_does_not_hide_an_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
@@ -217,7 +219,7 @@ async fn a_refused_request_over_the_limit_does_not_hide_an_older_call_with_its_i
     assert!(setup.witness.ended("older").await.is_cancelled());
 }
 
-/// The cancel of the older call would be replayed, and both calls have its id.
+/// The older call's cancel would be replayed, and both calls have the same id.
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_at_the_limit() {
     let setup = limited(Server::LayerOnly, |limits| limits.calls(1));
@@ -260,7 +262,7 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
     let handler = Scripted::new(async |context| {
         context.ct.cancelled().await;
         test_support::server::report(&context, "a", 1).await;
-        let _sent = context.peer.notify_tool_list_changed().await;
+        let _ = context.peer.notify_tool_list_changed().await;
         Ok("late".to_owned())
     });
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -281,10 +283,14 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
         event = listening.event().await.expect("an event");
     }
     let method = "notifications/tools/list_changed";
-    assert_eq!(event.json()["method"], method, "not progress");
+    assert_eq!(
+        event.json()["method"],
+        method,
+        "the progress was not dropped"
+    );
 }
 
-/// The first retained answer of a session also counts the layer's other state of that session.
+/// A session's first retained answer also counts the layer's other state for the session.
 #[tokio::test]
 async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
     for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
@@ -308,7 +314,7 @@ fn with_grace(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
     limited(server, change).grace(Grace::After(GRACE))
 }
 
-/// Starts a call and disconnects its client. The call need not be tracked.
+/// Starts a call and disconnects its client. The call does not have to be tracked.
 async fn disconnect(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let call = setup.start_primed(mcp, id, "hold", label).await;
     call.fin();

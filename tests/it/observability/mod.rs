@@ -1,4 +1,4 @@
-//! What observers are notified of: calls, and clients that do not read.
+//! What observers are notified of, about calls and about clients that do not read.
 
 mod admin;
 mod calls;

@@ -23,7 +23,7 @@ for_servers!(sessions {
 
 async fn a_subscriber_that_panics_does_not_prevent_a_cancel_after_a_grace(server: Server) {
     const GRACE: Duration = Duration::from_secs(20);
-    let _panics = panics();
+    let _panics = panicking_subscriber();
     let (clock, setup, mcp) = Plan::of(server).grace(Grace::After(GRACE)).stopped().await;
     setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + Duration::from_millis(1)).await;
@@ -32,7 +32,7 @@ async fn a_subscriber_that_panics_does_not_prevent_a_cancel_after_a_grace(server
 
 #[tokio::test]
 async fn a_subscriber_that_panics_does_not_prevent_a_cancel_at_once() {
-    let _panics = panics();
+    let _panics = panicking_subscriber();
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let layer = CancelOnDisconnectLayer::new();
     let server = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
@@ -58,8 +58,8 @@ async fn a_subscriber_that_panics_does_not_prevent_a_cancel_at_once() {
     assert!(layer.calls().is_empty());
 }
 
-/// Has each line of the layer panic, as a subscriber does that prints to a closed stderr.
-fn panics() -> DefaultGuard {
+/// Makes each of the layer's lines panic, like a subscriber that prints to a closed stderr.
+fn panicking_subscriber() -> DefaultGuard {
     let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
     let of_layer = Targets::new().with_target("mcp_cancel_on_disconnect", LevelFilter::TRACE);
     let log = tracing_subscriber::registry().with(panics.with_filter(of_layer));

@@ -1,8 +1,9 @@
-//! Thousands of calls that are cut off and resumed at random. A call whose client resumes is never cancelled. A call
-//! whose client does not resume ends, and no state remains.
+//! Thousands of calls that are cut off and resumed at random.
 //!
-//! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock, the same seed also reproduces the
-//! deadlines. In real time with two threads it reproduces only the clients.
+//! A call whose client resumes is never cancelled. A call whose client does not resume ends, and no state remains.
+//!
+//! A failure prints its seed, which can be repeated by setting `TEST_SEED`. With the stopped clock, the same seed also
+//! reproduces the deadlines. In real time with two threads, it only reproduces the clients.
 
 use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::{Grace, Outcome};
@@ -20,11 +21,12 @@ const GRACE: Duration = Duration::from_secs(2);
 
 const SESSIONS: usize = 8;
 
-/// Number of calls that each session has in flight at once. Both ends of a socket are in this process, and a call may
-/// have three sockets. That makes at most 1,200 descriptors, within any usual limit for half of them.
+/// The number of calls that each session has in flight at once.
+///
+/// Both ends of a socket are in this process, and a call may have three sockets, which makes at most 480 descriptors.
 const IN_FLIGHT: usize = 10;
 
-/// Number of calls in a round.
+/// The number of calls in a round.
 const CALLS: usize = SESSIONS * IN_FLIGHT;
 
 for_servers!(sessions {
@@ -32,17 +34,17 @@ for_servers!(sessions {
 });
 
 async fn two_thousand_cycles_with_a_stopped_clock(server: Server) {
-    cycles(server, Clock::Stopped(StoppedClock::stop())).await;
+    run_cycles(server, Clock::Stopped(StoppedClock::stop())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cycles_on_two_threads_with_the_wrapper() {
-    cycles(Server::Wrapped, Clock::Real).await;
+    run_cycles(Server::Wrapped, Clock::Real).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cycles_on_two_threads_with_the_layer_alone() {
-    cycles(Server::LayerOnly, Clock::Real).await;
+    run_cycles(Server::LayerOnly, Clock::Real).await;
 }
 
 enum Clock {
@@ -50,13 +52,15 @@ enum Clock {
     Real,
 }
 
-/// What one client does with its call.
+/// What a client does with its call.
 struct Call {
     mcp: Mcp,
     id: usize,
     label: String,
     cuts: u32,
-    /// Reads the head and the first event before it is cut off. Without that event it cannot resume.
+    /// Whether it reads the head and the first event before it is cut off.
+    ///
+    /// Without that event it cannot resume.
     reads: bool,
     returns: bool,
     answer: Answer,
@@ -75,7 +79,7 @@ enum Answer {
     Never,
 }
 
-async fn cycles(server: Server, clock: Clock) {
+async fn run_cycles(server: Server, clock: Clock) {
     let mut dice = Dice::new();
     let ledger = Ledger::default();
     let setup = Plan::of(server)
@@ -90,7 +94,7 @@ async fn cycles(server: Server, clock: Clock) {
         .await;
     let mut sessions = join_all((0..SESSIONS).map(|_| setup.mcp())).await;
     for round in 0..clock.rounds() {
-        // In real time rounds are short, and a DELETE ends the orphans of several rounds.
+        // In real time rounds are short, so a DELETE ends orphans from several rounds.
         let one_in = if clock.is_real() { 50 } else { 8 };
         let deleted: Vec<bool> = sessions.iter().map(|_| dice.one_in(one_in)).collect();
         let mut calls = start(&setup, &sessions, round, &mut dice).await;
@@ -123,10 +127,10 @@ async fn cycles(server: Server, clock: Clock) {
             *session = setup.mcp().await;
         }
         if !clock.is_real() {
-            all_over(&setup, &sessions, &clock).await;
+            settle(&setup, &sessions, &clock).await;
         }
     }
-    all_over(&setup, &sessions, &clock).await;
+    settle(&setup, &sessions, &clock).await;
     assert_each_ended_once(&setup, &clock);
     assert_eq!(ledger.balance(), (0, 0));
 }
@@ -135,7 +139,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
     let mut calls = Vec::new();
     for id in round * IN_FLIGHT..(round + 1) * IN_FLIGHT {
         for (session, mcp) in sessions.iter().enumerate() {
-            let label = format!("call {id} of session {session}");
+            let label = format!("call {id} in session {session}");
             calls.push(Call::new(mcp, id, label, dice));
         }
     }
@@ -144,9 +148,11 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
     calls
 }
 
-/// Waits until no handler runs. At this point only orphans and calls that a DELETE left to rmcp still run.
-async fn all_over(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
-    // A jump of the clock makes deadlines late, and a late deadline is deferred once.
+/// Waits until no handler is running.
+///
+/// At this point, the only ones still running are orphans and calls that a DELETE left to rmcp.
+async fn settle(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
+    // A jump of the clock makes deadlines late, and a late deadline is postponed once.
     for _ in 0..8 {
         clock.pass(1_900).await;
         setup.assert_usable(&sessions[0]).await;
@@ -165,17 +171,17 @@ fn assert_each_ended_once(setup: &Setup, clock: &Clock) {
     let events = setup.events.all();
     let count =
         |is_counted: fn(&EventKind) -> bool| events.iter().filter(|kind| is_counted(kind)).count();
-    // The echoes of `assert_usable` are calls too.
+    // The echoes that `assert_usable` makes are calls, too.
     let calls = CALLS * clock.rounds();
     let started = count(|kind| *kind == EventKind::Started);
     assert!(started > calls, "{started}");
     assert_eq!(count(|kind| matches!(kind, EventKind::Ended(_))), started);
-    // Both outcomes occurred. In real time their number depends on the speed of the machine.
+    // Both outcomes have occurred. In real time, how often depends on the speed of the machine.
     let some = |of: usize| if clock.is_real() { 0 } else { calls / of };
     assert!(count(|kind| *kind == EventKind::Ended(ORPHANED)) > some(20));
     assert!(count(|kind| *kind == EventKind::Resumed) > some(5));
     assert_eq!(count(|kind| matches!(kind, EventKind::UnparsedBody(_))), 0);
-    // In real time a DELETE may overtake the cancel of an orphan.
+    // In real time, a DELETE can overtake an orphan's cancel.
     let failed = count(|kind| matches!(kind, EventKind::CancelFailed(_)));
     assert!(failed == 0 || clock.is_real(), "{failed} cancels failed");
 }
@@ -194,7 +200,7 @@ impl Clock {
         matches!(self, Self::Real)
     }
 
-    /// Advances the stopped clock by this many milliseconds. Does nothing in real time.
+    /// Advances the stopped clock by this many milliseconds. It does nothing in real time.
     async fn pass(&self, millis: u64) {
         match self {
             Self::Stopped(clock) => clock.advance(Duration::from_millis(millis)).await,
@@ -247,7 +253,7 @@ impl Call {
         self.connection = Some(call);
     }
 
-    /// Cuts the call off for the first time, if it is cut off at all.
+    /// Cuts the call off for the first time, unless it is not to be cut off at all.
     async fn cut(&mut self, setup: &Setup) {
         if self.cuts == 0 {
             return;
@@ -261,7 +267,7 @@ impl Call {
         }
     }
 
-    /// Resumes if the client wants to, and cuts it off again if it must be.
+    /// Resumes if the client wants to, and cuts the call off again if that is planned.
     async fn resume_if_wanted(&mut self, setup: &Setup) {
         if self.answer == Answer::WhileAway {
             setup.witness.release(&self.label);
@@ -275,7 +281,7 @@ impl Call {
         }
     }
 
-    /// Reads the answer. `is_deleted`: the session was closed.
+    /// Reads the answer, unless the session has been closed (`is_deleted`).
     async fn finish(&mut self, setup: &Setup, is_deleted: bool) {
         if is_deleted {
             self.connection = None;
@@ -300,7 +306,7 @@ impl Call {
     }
 
     async fn assert_answered(&self, setup: &Setup, answered: bool) {
-        // Without the wrapper, an answer that arrives while no client is connected is lost.
+        // Without the wrapper, an answer is lost if it arrives while no client is connected.
         let lost = self.answer != Answer::InTheEnd && setup.server != Server::Wrapped;
         assert!(answered || lost, "no answer for {self:?}");
         if answered {
@@ -311,7 +317,10 @@ impl Call {
     }
 
     async fn resume(&mut self) {
-        let id = self.last_event_id.as_deref().expect("it was read");
+        let id = self
+            .last_event_id
+            .as_deref()
+            .expect("the first event has been read");
         let mut resumed = self.mcp.resume(id).await;
         assert_eq!(resumed.head().await.status, 200, "{self:?}");
         self.connection = Some(resumed);

@@ -1,4 +1,4 @@
-//! An event store fails in the middle of a call, for the answer or for a resume.
+//! An event store that fails mid-call, either for the answer or for a resume.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -37,7 +37,10 @@ async fn refused_resume(server: Server, grace: Grace) {
 
     let mut resumed = mcp.resume(&id).await;
     assert_eq!(resumed.head().await.status, 200);
-    assert!(resumed.event().await.is_none(), "it delivers nothing");
+    assert!(
+        resumed.event().await.is_none(),
+        "the resumed stream delivers nothing"
+    );
     store.rejects_replays.store(false, Ordering::Relaxed);
 
     setup.witness.release("a");
@@ -45,7 +48,7 @@ async fn refused_resume(server: Server, grace: Grace) {
     call.assert_done("a").await;
 }
 
-/// The session would have nothing left of the call by which its end could be observed.
+/// The session would have nothing left by which the end of the call could be observed.
 #[tokio::test]
 async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
     let (plan, store) = failing(Server::Wrapped);
@@ -65,7 +68,7 @@ async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
         clock.advance(HOUR).await;
     }
     let status = mcp.listen().await.head().await.status;
-    assert_eq!(status, 404, "no client uses the session");
+    assert_eq!(status, 404, "the session has been closed");
 }
 
 #[tokio::test]
@@ -95,7 +98,7 @@ async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client(
     assert_delivers_the_answer(mcp.resume(&id).await).await;
 }
 
-/// Returns a server whose sessions have a store, and that store. The store does not fail yet.
+/// Returns a plan for a server whose sessions have a store, and that store. It does not fail yet.
 fn failing(server: Server) -> (Plan, Arc<Failing>) {
     let store = Arc::new(Failing::default());
     let server_store = store.clone();
@@ -103,7 +106,7 @@ fn failing(server: Server) -> (Plan, Arc<Failing>) {
     (plan, store)
 }
 
-/// Starts call 1 and reads its first event. Returns the id of that event.
+/// Starts call 1, reads its first event and returns the event's id.
 async fn started(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;

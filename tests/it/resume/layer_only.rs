@@ -1,4 +1,6 @@
-//! Late clients of a server behind the layer alone: they get what its store has, or the error.
+//! Late clients of a server that only has the layer.
+//!
+//! They get what the server has stored, or otherwise the error.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -18,19 +20,19 @@ const GRACE: Duration = Duration::from_millis(300);
 /// Longer than the grace.
 const LATE: Duration = Duration::from_millis(800);
 
-/// Longer than any timer of these tests.
+/// Longer than any timer in these tests.
 const SOON: Duration = Duration::from_secs(3);
 
 const STORED: &str = "id: 2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"stored\":true}}\n\n";
 
-/// What a client received of a body, and whether the body ended.
+/// What a client has received of a body, and whether the body has ended.
 #[derive(Debug)]
 struct Received {
     text: String,
     has_ended: bool,
 }
 
-/// A request of a session.
+/// Returns a request within a session.
 fn request(method: Method, name: &str, value: &str, body: &'static str) -> Request<Body> {
     let request = Request::builder().method(method).uri("/mcp");
     let request = request
@@ -45,13 +47,15 @@ fn events(body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// A body that sends `beginning` and then stalls forever.
+/// Returns a body that sends `beginning` and then stalls forever.
 fn stuck(beginning: impl Into<Bytes>) -> Body {
     let beginning = stream::iter([Ok::<_, io::Error>(beginning.into())]);
     Body::from_stream(beginning.chain(stream::pending()))
 }
 
-/// Returns what a client receives when it resumes `time` after its disconnect. The server replays `stored`.
+/// Returns what a client receives when it resumes `time` after its disconnect.
+///
+/// The server replays `stored`.
 async fn resumed_after(
     time: Duration,
     stored: impl Fn() -> Body + Clone + Send + Sync + 'static,

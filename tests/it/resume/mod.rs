@@ -1,4 +1,4 @@
-//! Clients that resume: what they receive, and what they may do with several streams.
+//! Clients that resume, what they receive, and what they can do with several streams.
 
 mod cycles;
 mod failing_store;

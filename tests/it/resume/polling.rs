@@ -1,4 +1,6 @@
-//! Clients that poll: the server ends their streams on purpose and expects them to reconnect (SEP-1699).
+//! Clients that poll.
+//!
+//! The server ends their streams on purpose and expects them to reconnect (SEP-1699).
 
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use crate::{
     support::*,
 };
 
-/// The stream of a session's first call, and the id of its first event.
+/// The stream of a session's first call.
 const STREAM: u64 = 0;
 for_servers!(sessions {
     a_client_that_polls_keeps_its_call_for_as_long_as_it_polls,
@@ -29,7 +31,7 @@ async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Serv
         while let Some(event) = stream.event().await {
             last = event.id;
         }
-        assert!(stream.is_complete(), "ended, not cut");
+        assert!(stream.is_complete(), "the stream has ended properly");
         setup.events.detached_again(&mcp, 1, poll).await;
         // Nearly the whole grace each time, because every grace starts in full.
         clock.advance(MIN_GRACE - TICK).await;
@@ -112,8 +114,9 @@ async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
     }
 }
 
-/// The layer alone cannot observe that the call completed while its client was disconnected. rmcp has lost the answer,
-/// so every resume gets an empty stream. In the end the client gets the error and stops polling.
+/// The layer alone cannot observe that the call completes while its client is disconnected.
+///
+/// rmcp has lost the answer, so every resume gets an empty stream, until the client gets the error and stops polling.
 #[tokio::test]
 async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let poll = Duration::from_secs(3);
@@ -128,7 +131,7 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let received = loop {
         clock.advance_past(poll).await;
         polls += 1;
-        assert!(polls < 40, "it polls forever");
+        assert!(polls < 40, "the client polls forever");
         let mut resumed = mcp.resume(FIRST_EVENT).await;
         resumed.head().await;
         if let Some(event) = resumed.event().await {
@@ -138,12 +141,12 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
 
     assert_eq!(received.id, None);
     assert_eq!(received.json()["error"]["code"], -32_800);
-    // Twenty resumes without an event renew the grace, and then the grace expires.
+    // Twenty resumes without an event renew the grace, and then it expires.
     assert!((21..=29).contains(&polls), "{polls}");
     assert!(setup.calls.is_empty());
 }
 
-/// The server ends the stream of a call whose client has disconnected before.
+/// The server ends the stream of a call whose client has already disconnected.
 #[tokio::test]
 async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is_retained() {
     let (clock, setup, mcp) = Plan::of(Server::Wrapped).grace(Grace::Auto).stopped().await;
@@ -158,7 +161,9 @@ async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is
     mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
-/// The server has ended the stream, but the layer has not seen that yet. The answer finds no stream.
+/// The server has ended the stream, but the layer has not seen that yet.
+///
+/// The answer therefore finds no stream.
 #[tokio::test]
 async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
@@ -176,7 +181,7 @@ async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
     mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
-/// rmcp closes the former stream of a call even for a resume that it refuses.
+/// rmcp closes a call's former stream even for a resume that it refuses.
 #[tokio::test]
 async fn an_answer_after_a_refused_resume_is_retained() {
     let (clock, setup, mcp) = Plan::of(Server::Wrapped).grace(Grace::Auto).stopped().await;
@@ -191,7 +196,9 @@ async fn an_answer_after_a_refused_resume_is_retained() {
     mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
-/// The handler answers while the client still holds the call's stream, whose end the layer has not seen.
+/// The handler answers while the client still holds the call's stream.
+///
+/// The layer has not seen the end of that stream yet.
 #[tokio::test]
 async fn an_answer_right_after_a_refused_resume_is_retained() {
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
@@ -213,5 +220,5 @@ async fn an_answer_right_after_a_refused_resume_is_retained() {
 async fn end_stream(setup: &Setup, mcp: &Mcp, stream: &mut Connection, retry: Option<Duration>) {
     setup.sessions.end_stream(mcp, STREAM, retry).await;
     while stream.event().await.is_some() {}
-    assert!(stream.is_complete(), "ended, not cut");
+    assert!(stream.is_complete(), "the stream has ended properly");
 }

@@ -1,4 +1,4 @@
-//! A client that resumes its call, and everything that may happen in the meantime.
+//! A client that resumes its call, and everything that can happen in the meantime.
 
 use std::{
     sync::{
@@ -48,7 +48,7 @@ for_servers!(sessions {
     resumes_that_wait_for_a_stalled_runtime_keep_their_calls,
 });
 
-/// A client that adds the field to headers that have it already.
+/// A client that adds the field to headers that already have it.
 async fn a_resume_that_repeats_its_header_field_is_a_resume(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     setup.cut(&mcp, 1, "a").await;
@@ -100,10 +100,11 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// The client's network changed. The server still holds the old connection when the resume arrives, and notices much
-/// later that it is dead.
+/// The client's network has changed.
+///
+/// The server still holds the old connection when the resume arrives, and only notices much later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
-    // A stalled exchange hides from the layer that rmcp ended the old stream.
+    // A stalled exchange keeps the layer from seeing that rmcp has ended the old stream.
     let (clock, setup, mcp) = Plan::with_grace(server).inside(stalled).stopped().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut resumed = setup.resume(&mcp, 1, 1).await;
@@ -142,7 +143,7 @@ async fn a_pending_resume_keeps_the_call_past_its_deadline(server: Server) {
     let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     clock.advance(GRACE - TICK).await;
     let mut resumed = gate.resume(&mcp, FIRST_EVENT).await;
-    // In steps, because a deadline that is noticed late is deferred.
+    // The clock advances in steps, because a deadline that is noticed late is postponed.
     for _ in 0..9 {
         clock.advance(HOLD / 10).await;
         assert_still_running(&setup, &mcp).await;
@@ -161,7 +162,7 @@ async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maxim
     let (_, since) = setup.events.detached(&mcp, 1).await;
     clock.advance(GRACE / 2).await;
     let _first = gate.resume(&mcp, FIRST_EVENT).await;
-    // A second resume neither doubles the hold nor ends it.
+    // A second resume neither doubles the wait nor ends it.
     let second = gate.resume(&mcp, FIRST_EVENT).await;
     second.rst();
     clock.advance(GRACE / 2 + HOLD - TICK).await;
@@ -188,7 +189,7 @@ async fn a_resume_that_disconnects_unanswered_does_not_extend_the_grace(server: 
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-/// The second resume arrives before the deadline, and the first is dropped after the deadline.
+/// The second resume arrives before the deadline, but the first is dropped after it.
 async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) {
     let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     clock.advance(GRACE - TICK).await;
@@ -296,8 +297,10 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-/// The runtime stalled for 12 s, in which the deadline passed. It then serves the timer before the resumes that
-/// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
+/// The runtime stalls for 12 s, during which the deadline passes.
+///
+/// It then serves the timer before the resumes that are waiting in the accept queue.
+/// [`crate::composition::stalled_runtime`] does the same in real time.
 async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     for id in [1, 2] {
@@ -309,14 +312,17 @@ async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server
     let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     clock.advance(Duration::from_secs(1)).await;
-    assert!(setup.witness.is_running("a2"), "it gets the same time");
+    assert!(
+        setup.witness.is_running("a2"),
+        "the other call gets the same time"
+    );
     setup.assert_completes("a1", &mut resumed).await;
-    // Twice the retry of 3 s, counted from when the runtime runs again.
+    // Twice the retry of 3 s, counted from when the runtime is running again.
     clock.advance(Duration::from_secs(5) + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 }
 
-/// A middleware inside the layer answers each GET with `status`, while the returned flag is set.
+/// Starts a server that answers each GET with `status` while the returned flag is set.
 async fn refusing_resumes(server: Server, status: u16) -> (Setup, Mcp, Arc<AtomicBool>) {
     let is_refusing = Arc::new(AtomicBool::new(true));
     let refuses = is_refusing.clone();
@@ -335,7 +341,7 @@ async fn refusing_resumes(server: Server, status: u16) -> (Setup, Mcp, Arc<Atomi
     (setup, mcp, is_refusing)
 }
 
-/// Returns how often call 1 was detached.
+/// Returns how often call 1 has been detached.
 fn detaches(setup: &Setup, mcp: &Mcp) -> usize {
     let events = setup.events.of(mcp, 1);
     let detached = events
@@ -364,7 +370,9 @@ async fn with_slow_resumes(server: Server) -> (StoppedClock, Setup, Mcp, Gate) {
     (clock, setup, mcp, gate)
 }
 
-/// A header value has no white space at its ends, and `fetch` sends each character as one byte.
+/// A header value cannot begin or end with white space.
+///
+/// `fetch` sends one byte per character.
 #[tokio::test(start_paused = true)]
 async fn a_client_resumes_with_an_event_id_that_a_header_cannot_carry_unchanged() {
     let cases: [(&str, &[u8]); 4] = [

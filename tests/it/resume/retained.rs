@@ -1,6 +1,6 @@
 //! What a client receives when it resumes a call that has ended.
 //!
-//! With the wrapper the answer of a completed call is retained. The client of a cancelled call gets an error in either
+//! With the wrapper, the answer to a completed call is retained. A cancelled call's client gets an error in either
 //! setup, in the one form that stops its requests.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
     }
 
     clock.advance(TICK * 2).await;
-    assert_eq!(events(&mcp, FIRST_EVENT).await, [], "as rmcp has it");
+    assert_eq!(events(&mcp, FIRST_EVENT).await, [], "as with rmcp alone");
     let expected = [
         EventKind::Started,
         EventKind::Detached(Some(GRACE)),
@@ -67,7 +67,7 @@ async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
 }
 
-/// The server has ended the stream (SEP-1699), so neither a client nor a task reads it.
+/// The server has ended the stream (SEP-1699), so neither a client nor a task is reading it.
 #[tokio::test]
 async fn an_answer_between_two_polls_is_retained() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -79,7 +79,9 @@ async fn an_answer_between_two_polls_is_retained() {
     assert_eq!(setup.calls.len(), 0);
 }
 
-/// The client has resumed after the server ended its stream. The recorded end of that stream must no longer count.
+/// The client has resumed after the server ended its stream.
+///
+/// The recorded end of that stream must no longer count.
 #[tokio::test]
 async fn an_answer_after_a_poll_is_sent_to_the_client_that_resumed() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -91,7 +93,7 @@ async fn an_answer_after_a_poll_is_sent_to_the_client_that_resumed() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
-/// The control: bare rmcp loses the answer as well.
+/// The control. Bare rmcp loses the answer as well.
 #[tokio::test]
 async fn without_the_wrapper_a_late_answer_is_lost() {
     for server in [Server::LayerOnly, Server::Bare] {
@@ -108,7 +110,9 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
     }
 }
 
-/// The answer repeats the event id that the client sent, whichever event of its stream that was.
+/// The answer repeats the event id sent by the client.
+///
+/// It does not matter which of the stream's events that is.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -135,16 +139,18 @@ async fn a_late_answer_is_for_its_own_session_only() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
-/// The answer was written to a socket whose client no longer reads. The server cannot know that.
+/// The answer was written to a socket that its client no longer reads.
+///
+/// The server cannot know that.
 #[tokio::test]
 async fn an_answer_that_was_not_sent_to_any_client_is_retained() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
-    answered_unread(&setup, &mcp).await;
+    complete_unread(&setup, &mcp).await;
 
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
-/// rmcp removes the stream together with the answer, which may still be unread in a channel.
+/// rmcp removes the stream along with the answer, which may still be unread in a channel.
 #[tokio::test]
 async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
@@ -168,7 +174,7 @@ async fn detached_only_retains_only_answers_of_detached_calls() {
     let setup =
         Plan::with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
     let (setup, mcp) = setup.client().await;
-    answered_unread(&setup, &mcp).await;
+    complete_unread(&setup, &mcp).await;
     setup.cut(&mcp, 2, "b").await;
     finish(&setup, &mcp, 2, "b").await;
 
@@ -194,7 +200,7 @@ async fn with_retain_off_only_cancels_are_retained() {
     );
 }
 
-/// Number of bytes of answers that a session may have retained in [`sharing`].
+/// How many bytes of answers a session may have retained in [`sharing`].
 const SHARE: usize = 10_000;
 
 fn sharing() -> Plan {
@@ -220,7 +226,7 @@ async fn a_session_keeps_no_more_than_its_share() {
     assert_eq!(events(&modest, FIRST_EVENT).await, delivered);
 }
 
-/// 24 answers of 1 MB exceed the limit of all sessions together.
+/// 24 answers of 1 MB exceed the limit for all sessions together.
 #[tokio::test]
 async fn delivered_answers_do_not_evict_undelivered_ones() {
     let setup = Plan::with_grace(Server::Wrapped).start().await;
@@ -237,7 +243,7 @@ async fn delivered_answers_do_not_evict_undelivered_ones() {
     assert_eq!(events(&away, FIRST_EVENT).await, delivered);
 }
 
-/// Answers of the same session are not evicted either.
+/// Answers in the same session are not evicted either.
 #[tokio::test]
 async fn an_answer_that_is_too_large_to_be_retained_does_not_evict_others() {
     let setup = sharing();
@@ -252,7 +258,7 @@ async fn an_answer_that_is_too_large_to_be_retained_does_not_evict_others() {
     assert_eq!(events(&mcp, "0/2").await, []);
 }
 
-/// The eviction of an answer that was read is not reported.
+/// The eviction of an answer that has been read is not reported.
 #[tokio::test]
 async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     let lines = Lines::up_to(Level::WARN);
@@ -273,7 +279,7 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
 
     let reported = setup.events.all();
     let reported = reported.iter().filter(|kind| **kind == EVICTED).count();
-    assert_eq!(reported, 2, "the first, and the largest");
+    assert_eq!(reported, 2, "the first and the largest");
     assert_eq!(events(&mcp, "0/1").await, []);
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
     let lines = lines.of_layer();
@@ -301,7 +307,7 @@ async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
     let late = events(&mcp, FIRST_EVENT).await;
     assert!(
         !late.contains(&cancelled(json!(1), CancelReason::Orphaned)),
-        "forgotten by then"
+        "the error is forgotten by then"
     );
 }
 
@@ -334,8 +340,10 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
     }
 }
 
-/// Both happen before the server's next step. Whichever the server handles first, the call is not cancelled. With the
-/// wrapper its answer can be resumed.
+/// Both happen before the server's next step.
+///
+/// Whichever of them the server handles first, the call is not cancelled, and with the wrapper its answer can be
+/// resumed.
 async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Server) {
     for server_first in [false, true] {
         let (setup, mcp) = Plan::with_grace(server).client().await;
@@ -362,7 +370,7 @@ async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Serve
     }
 }
 
-/// Starts call 1, labelled "a", and has the server end its stream.
+/// Starts call 1, labelled "a", and makes the server end its stream.
 async fn end_stream(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(mcp, 0, None).await;
@@ -370,14 +378,14 @@ async fn end_stream(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Has the handler return and waits until the call has completed.
+/// Lets the handler return and waits until the call has completed.
 async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.witness.release(label);
     assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);
     assert!(setup.calls.is_empty());
 }
 
-/// Completes a call with an answer of `bytes` bytes after its client has disconnected.
+/// Completes a call whose answer has `bytes` bytes after its client has disconnected.
 async fn leave_large(setup: &Setup, mcp: &Mcp, id: u64, label: &str, bytes: usize) {
     let arguments = json!({ "label": label, "padding": bytes });
     let mut call = mcp.call(id, "hold", arguments).await;
@@ -402,8 +410,8 @@ async fn read_large(setup: &Setup, mcp: &Mcp, label: &str, bytes: usize) {
     setup.events.ended(mcp, label).await;
 }
 
-/// Completes call 1 on an open connection from which its client never reads.
-async fn answered_unread(setup: &Setup, mcp: &Mcp) {
+/// Completes call 1 on an open connection that its client never reads from.
+async fn complete_unread(setup: &Setup, mcp: &Mcp) {
     let call = mcp.call(1, "hold", arguments("a")).await;
     setup.witness.started("a").await;
     finish(setup, mcp, 1, "a").await;
@@ -412,7 +420,9 @@ async fn answered_unread(setup: &Setup, mcp: &Mcp) {
     assert_eq!(setup.events.of(mcp, 1), expected);
 }
 
-/// Returns all events that a resume delivers, with the keys of their messages sorted. The stream must end on its own.
+/// Returns all events that a resume delivers, with the keys of their messages sorted.
+///
+/// The stream must end on its own.
 async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -423,16 +433,18 @@ async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
         }
         events.push(event);
     }
-    assert!(resumed.is_complete(), "it ends, and is not cut");
+    assert!(resumed.is_complete(), "the stream has ended properly");
     events
 }
 
-/// The events that deliver a retained answer of `hold`: the repeated id, then the answer without an id.
+/// Returns the events that deliver a retained answer from `hold`.
+///
+/// They are the repeated id, followed by the answer without an id.
 fn delivered(last_event_id: &str, label: &str) -> Vec<SseEvent> {
     let content = json!([{ "type": "text", "text": format!("done:{label}") }]);
     let id = match last_event_id.split_once('/') {
         Some((_, stream)) => stream.parse::<u64>().expect("a stream") + 1,
-        None => panic!("not an id of a call's stream"),
+        None => panic!("not an event id from a call's stream"),
     };
     let answer = json!({
         "jsonrpc": "2.0",

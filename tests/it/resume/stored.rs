@@ -1,6 +1,7 @@
-//! A client resumes a call that has ended, and whose events are in a store.
+//! A client resumes a call that has ended and whose events are in a store.
 //!
-//! The store has everything that the client missed. The layer's retained answer is used if the store does not have it.
+//! The store has everything that the client has missed. If it does not have the answer, the layer's retained answer is
+//! used.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +20,12 @@ use crate::{
     support::*,
 };
 
-/// How long a store may take for the next event of a completed call.
+/// How long a store may take to send the next event of a completed call.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const PROGRESS: &str = "notifications/progress";
 
-/// A store that loses some of the events.
+/// A store that loses some of its events.
 struct Lossy {
     store: Store,
     loses: Loses,
@@ -36,7 +37,7 @@ enum Loses {
     Answers,
     /// Loses answers, and the replay waits for more events.
     AnswersAndTheEnd,
-    /// Loses all events but those that open streams.
+    /// Loses all events except those that open streams.
     Messages,
     /// Fails every replay.
     Everything,
@@ -44,60 +45,64 @@ enum Loses {
 
 #[tokio::test]
 async fn a_resume_of_an_answered_call_gets_all_missed_events() {
-    let (setup, mcp, ids) = answered(Loses::Nothing).await;
+    let (setup, mcp, ids) = complete_detached(Loses::Nothing).await;
 
-    let brought = brought(&mcp, &ids[0]).await;
+    let delivered = delivered(&mcp, &ids[0]).await;
 
-    assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
+    assert_eq!(delivered, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
     drop(setup);
 }
 
 #[tokio::test]
 async fn a_resume_from_the_middle_of_an_answered_call_gets_the_later_events() {
-    let (setup, mcp, ids) = answered(Loses::Nothing).await;
+    let (setup, mcp, ids) = complete_detached(Loses::Nothing).await;
 
-    assert_eq!(brought(&mcp, &ids[2]).await, [PROGRESS, "done:a"]);
+    assert_eq!(delivered(&mcp, &ids[2]).await, [PROGRESS, "done:a"]);
     let mut resumed = mcp.resume(&ids[3]).await;
     resumed.head().await;
     let answer = resumed.event().await.expect("the answer");
     let id = answer.id.expect("an id");
-    assert_eq!(brought(&mcp, &id).await, [""; 0], "it has the answer");
+    assert_eq!(
+        delivered(&mcp, &id).await,
+        [""; 0],
+        "the client already has the answer"
+    );
     drop(setup);
 }
 
 #[tokio::test]
 async fn an_answer_that_the_store_has_lost_follows_the_stored_events() {
-    let (setup, mcp, ids) = answered(Loses::Answers).await;
+    let (setup, mcp, ids) = complete_detached(Loses::Answers).await;
 
-    let brought = brought(&mcp, &ids[0]).await;
+    let delivered = delivered(&mcp, &ids[0]).await;
 
-    assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
+    assert_eq!(delivered, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
     drop(setup);
 }
 
-/// The client must have an id with which it can resume before the answer starts.
+/// The client must have an id from which it can resume before the answer starts.
 #[tokio::test]
 async fn an_answer_that_is_not_stored_at_all_follows_the_named_id() {
     for loses in [Loses::Messages, Loses::Everything] {
-        let (setup, mcp, ids) = answered(loses).await;
+        let (setup, mcp, ids) = complete_detached(loses).await;
 
-        let brought = brought(&mcp, &ids[0]).await;
+        let delivered = delivered(&mcp, &ids[0]).await;
 
-        assert_eq!(brought, [&*format!("priming {}", ids[0]), "done:a"]);
+        assert_eq!(delivered, [&*format!("priming {}", ids[0]), "done:a"]);
         drop(setup);
     }
 }
 
-/// The store would send nothing more on the stream on which the client waits.
+/// The store would not send anything else on the stream on which the client is waiting.
 #[tokio::test]
 async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let clock = StoppedClock::stop();
-    let (setup, mcp, ids) = answered(Loses::AnswersAndTheEnd).await;
+    let (setup, mcp, ids) = complete_detached(Loses::AnswersAndTheEnd).await;
 
     let mut resumed = mcp.resume(&ids[0]).await;
     assert_eq!(resumed.head().await.status, 200);
     for _ in 0..3 {
-        let event = resumed.event().await.expect("an event of the store");
+        let event = resumed.event().await.expect("an event from the store");
         assert_eq!(text_of(&event), PROGRESS);
     }
     setup.assert_usable(&mcp).await;
@@ -106,7 +111,7 @@ async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let answer = resumed.event().await.expect("the answer");
     assert_eq!(text_of(&answer), "done:a");
     assert!(resumed.event().await.is_none());
-    assert!(resumed.is_complete(), "it ends, and is not cut");
+    assert!(resumed.is_complete(), "the stream has ended properly");
 }
 
 /// Any other response would keep the client polling.
@@ -118,18 +123,20 @@ async fn a_resume_of_a_cancelled_call_gets_only_the_error() {
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     assert_eq!(setup.events.ended(&mcp, 1).await, orphaned);
 
-    assert_eq!(brought(&mcp, &ids[0]).await, ["error -32800"]);
+    assert_eq!(delivered(&mcp, &ids[0]).await, ["error -32800"]);
 }
 
-/// Completes call 1 while its client is disconnected. Returns the ids of the events that the client has.
-async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
+/// Completes call 1 while its client is disconnected.
+///
+/// Returns the ids of the events that the client has received.
+async fn complete_detached(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let (setup, mcp, ids) = cut(loses).await;
     setup.witness.release("a");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     (setup, mcp, ids)
 }
 
-/// Disconnects the client of call 1 after the first four of its five events. Returns the ids of these four.
+/// Disconnects call 1's client after the first four of its five events, returning their ids.
 async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),
@@ -152,18 +159,18 @@ async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
 }
 
 /// Returns what a resume delivers, up to the end of its stream.
-async fn brought(mcp: &Mcp, last_event_id: &str) -> Vec<String> {
+async fn delivered(mcp: &Mcp, last_event_id: &str) -> Vec<String> {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
-    let mut brought = Vec::new();
+    let mut delivered = Vec::new();
     while let Some(event) = resumed.event().await {
-        brought.push(match &event.id {
+        delivered.push(match &event.id {
             Some(id) if event.is_priming() => format!("priming {id}"),
             _ => text_of(&event),
         });
     }
-    assert!(resumed.is_complete(), "it ends, and is not cut");
-    brought
+    assert!(resumed.is_complete(), "the stream has ended properly");
+    delivered
 }
 
 fn text_of(event: &SseEvent) -> String {

@@ -1,5 +1,6 @@
-//! Clients that open more streams than they have calls, as Cursor and VS Code do. These streams neither cancel calls
-//! nor keep them alive. They carry the same events as without the layer.
+//! Clients that open more streams than they have calls, as Cursor and VS Code do.
+//!
+//! These streams neither cancel calls nor keep them alive. They carry the same events as without the layer.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use crate::{
     support::*,
 };
 
-/// Delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
+/// The delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
 const REOPEN: Duration = Duration::from_secs(3);
 
 /// Just below the five minutes after which rmcp closes a silent session.
 const RECONNECT: Duration = Duration::from_secs(290);
 
-/// Enough reopens to outlast the retention of a call that has ended.
+/// Enough reopens to outlast the retention of an ended call.
 const REOPENS: u32 = 25;
 
 for_servers!(sessions {
@@ -33,9 +34,12 @@ async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(ser
     let bare = Server::Bare.start().await;
     let (setup, mcp) = Plan::with_grace(server).client().await;
 
-    let with_the_layer = reopening(&mcp, &clock).await;
+    let with_the_layer = reopen_repeatedly(&mcp, &clock).await;
 
-    assert_eq!(with_the_layer, reopening(&bare.mcp().await, &clock).await);
+    assert_eq!(
+        with_the_layer,
+        reopen_repeatedly(&bare.mcp().await, &clock).await
+    );
     let (first, reopened) = with_the_layer.split_first().expect("the first stream");
     assert_eq!(first.len(), 2, "the priming event and the answer");
     assert_eq!(reopened.len(), REOPENS as usize);
@@ -49,9 +53,9 @@ async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Se
     let bare = Server::Bare.start().await;
     let setup = Plan::with_grace(server).start().await;
 
-    let with_the_layer = replacing(&setup, &clock).await;
+    let with_the_layer = replace_repeatedly(&setup, &clock).await;
 
-    assert_eq!(with_the_layer, replacing(&bare, &clock).await);
+    assert_eq!(with_the_layer, replace_repeatedly(&bare, &clock).await);
     assert!(with_the_layer.iter().all(|events| !events.is_empty()));
 }
 
@@ -86,7 +90,7 @@ async fn standalone_streams_that_open_and_close_do_not_keep_a_call(server: Serve
     while passed + REOPEN < GRACE {
         clock.advance(REOPEN).await;
         passed += REOPEN;
-        // Opens a new stream and one that resumes after an event. Then the oldest open stream is closed.
+        // Opens a new stream and one that resumes after an event, and then closes the oldest open stream.
         for mut stream in [mcp.listen().await, mcp.resume("0").await] {
             assert_eq!(stream.head().await.status, 200);
             open.push(stream);
@@ -120,8 +124,10 @@ async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
     setup.assert_completes("attached", &mut attached).await;
 }
 
-/// Makes a whole call, and then reopens its stream repeatedly, as EventSource does. Returns the events of each stream.
-async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+/// Makes a whole call and then reopens its stream repeatedly, as EventSource does.
+///
+/// Returns each stream's events.
+async fn reopen_repeatedly(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     let (events, last) = whole(&mut call).await;
     let last = last.expect("an id");
@@ -134,9 +140,10 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Opens a standalone stream and a shadow of it, which are replaced each [`RECONNECT`]. The server sends events in
-/// each. Returns the events of each stream.
-async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+/// Opens a standalone stream and its shadow, which are replaced every [`RECONNECT`].
+///
+/// The server sends events on each of them. Returns each stream's events.
+async fn replace_repeatedly(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;
     let mut streams = Vec::new();
     let mut last: Option<String> = None;
@@ -180,7 +187,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Returns all events of a stream that ends on its own, and the last id among them.
+/// Returns all events on a stream that ends on its own, and the last id among them.
 async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
     assert_eq!(connection.head().await.status, 200);
     let mut events = Vec::new();
@@ -189,7 +196,7 @@ async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
         last = event.id.clone().or(last);
         events.push(event);
     }
-    assert!(connection.is_complete(), "ended, not cut");
+    assert!(connection.is_complete(), "the stream has ended properly");
     (events, last)
 }
 

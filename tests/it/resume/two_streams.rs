@@ -1,4 +1,4 @@
-//! A call with several streams at once has a client as long as any of them is open.
+//! A call with several streams at once has a client for as long as any of them is open.
 
 use axum::extract::Request;
 use http_body_util::BodyExt as _;
@@ -20,8 +20,9 @@ for_servers!(sessions {
     the_end_of_the_last_stream_starts_the_grace,
 });
 
-/// rmcp serves two resumes in order, but their heads are sent in the opposite order. By then the stream of the first
-/// resume has ended.
+/// rmcp serves two resumes in order, but their heads are sent in the opposite order.
+///
+/// By then the first resume's stream has ended.
 async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(server: Server) {
     let is_late = |request: &Request| request.headers().contains_key("x-late");
     let (mut gate, late_heads) = Gate::new(Held::Response, is_late);
@@ -45,7 +46,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
     for id in 0..40 {
         let label = format!("a{id}");
         let call = setup.start_primed(&mcp, id, "hold", &label).await;
-        // The echo call of `assert_usable` has a stream as well.
+        // The echo call that `assert_usable` makes has a stream as well.
         let event = format!("0/{}", 2 * id);
         let (mut one, mut other) = tokio::join!(mcp.resume(&event), mcp.resume(&event));
         tokio::join!(one.head(), other.head());
@@ -78,7 +79,7 @@ async fn the_end_of_the_last_stream_starts_the_grace(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// A store replays its events, and then ends the stream.
+/// A store replays its events and then ends the stream.
 #[tokio::test]
 async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_is_open() {
     let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stored().stopped().await;
@@ -120,7 +121,9 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_is_
     assert_eq!(foreign.log.cancelled().len(), 1);
 }
 
-/// The old connections are dropped last. Both streams have the same event ids, so the resume may mean either call.
+/// The old connections are dropped last.
+///
+/// Both streams have the same event ids, so the resume could be for either call.
 #[tokio::test(start_paused = true)]
 async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connections_are_missed_later()
 {
@@ -144,7 +147,7 @@ async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connection
     }
 }
 
-/// The layer no longer knows all event ids of the stream.
+/// The layer no longer knows all of the stream's event ids.
 #[tokio::test(start_paused = true)]
 async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_connection_is_missed_later()
  {
@@ -164,7 +167,7 @@ async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_c
     drop(resumed);
 }
 
-/// `<counter>/<constant>` looks like rmcp's form, but means something else.
+/// `<counter>/<constant>` looks like rmcp's format but means something else.
 #[tokio::test(start_paused = true)]
 async fn ids_that_only_look_like_rmcps_do_not_join_two_calls() {
     for ids in [["1/7", "2/7"], ["1/0", "1/1"], ["a/0", "b/0"]] {
@@ -191,8 +194,9 @@ async fn ids_that_only_look_like_rmcps_do_not_join_two_calls() {
     }
 }
 
-/// Asserts that the call runs on, because its client is connected. The clock stops where a grace would end, because a
-/// deadline that is noticed late is deferred.
+/// Asserts that the call keeps running, because its client is connected.
+///
+/// The clock stops where a grace would end, because a deadline that is noticed late is postponed.
 async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
     setup.assert_usable(mcp).await;
     let before = setup.events.of(mcp, 1);

@@ -1,4 +1,4 @@
-//! A middleware between the layer and the session manager that sends a request more than once.
+//! A middleware between the layer and the session manager that sends requests more than once.
 
 use axum::{
     Router,
@@ -15,7 +15,7 @@ use crate::{
     support::*,
 };
 
-/// Longer than a test.
+/// Longer than a test takes.
 const GRACE: Duration = Duration::from_secs(3_600);
 
 const DROPPED: Outcome = Outcome::Cancelled(CancelReason::ResponseDropped);
@@ -23,11 +23,11 @@ const DROPPED: Outcome = Outcome::Cancelled(CancelReason::ResponseDropped);
 /// What the middleware does with the first response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
-    /// Dropped once the second response has arrived, as by a hedge.
+    /// Drops it once the second response has arrived, as a hedge would.
     Hedged,
-    /// Dropped before the request is sent again, as by a retry after a timeout.
+    /// Drops it before the request is sent again, as a retry after a timeout would.
     TimedOut,
-    /// Read to its end and discarded.
+    /// Reads it in full and discards it.
     Answered,
 }
 
@@ -58,7 +58,7 @@ async fn a_disconnect_cancels_the_attempt_that_won() {
     assert!(setup.calls.is_empty());
 }
 
-/// The first attempt waits for its client, and the second attempt counts as that client.
+/// The first attempt is waiting for its client, and the second attempt counts as that client.
 #[tokio::test]
 async fn an_attempt_after_one_that_timed_out_is_not_cancelled_instead() {
     let (setup, mcp) = repeating(First::TimedOut, Grace::After(GRACE)).await;
@@ -100,7 +100,7 @@ async fn an_attempt_after_one_that_was_answered_is_a_separate_call() {
     assert_eq!(ends(&setup, &mcp), [Outcome::Completed; 2]);
 }
 
-/// Returns how the calls of request 1 ended.
+/// Returns how the calls for request 1 have ended.
 fn ends(setup: &Setup, mcp: &Mcp) -> Vec<Outcome> {
     let all = setup.events.of(mcp, 1);
     let ends = all.into_iter().filter_map(|kind| match kind {
@@ -122,7 +122,7 @@ async fn repeating(first: First, grace: Grace) -> (Setup, Mcp) {
     (setup, mcp)
 }
 
-/// Sends the call with the id 1 twice.
+/// Sends the call with id 1 twice.
 async fn repeat(first: First, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");

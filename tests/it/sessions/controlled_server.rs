@@ -1,4 +1,4 @@
-//! Cancels, resumes and session ends while the inner manager is slow.
+//! Cancels, resumes and the end of sessions while the inner manager is slow.
 
 use std::{
     convert::Infallible,
@@ -67,40 +67,41 @@ const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Delay after which the layer rechecks a deadline that it handled late. `RECHECK_TOO_LATE` is more than such a check
-/// may be late.
+/// The delay after which the layer rechecks a deadline that it has handled late.
+///
+/// `RECHECK_TOO_LATE` is more than such a recheck may be late.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOO_LATE: Duration = Duration::from_millis(30);
 
 /// How long the layer keeps a call whose end it cannot observe.
 const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// Capacity of a session's queue, and of each of its streams.
+/// The capacity of a session's queue and of each of its streams.
 const CAPACITY: usize = 2;
 
-/// A session manager that waits at a gate and logs what it did.
+/// A session manager that waits at a gate and logs what it has done.
 struct GatedManager {
     inner: LocalSessionManager,
-    at: At,
+    at: GateAt,
     gate: Semaphore,
     waiting: Semaphore,
     resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
     /// If set, calls are refused.
     refuses: AtomicBool,
-    /// Run once, when the manager is asked for its event store.
+    /// Runs once, when the manager is asked for its event store.
     on_event_store: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// A request that an observer polls first.
+/// A request that is first polled by an observer.
 type PendingRequest = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
 
-/// A call that reaches its session when the test lets it.
+/// A call that does not reach its session until the test lets it.
 type PendingCall = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 
 /// Where the gate is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
+enum GateAt {
     /// Before a cancel, and after a resume.
     CancelsAndResumes,
     /// Before the first resume. Later resumes pass.
@@ -111,7 +112,7 @@ enum At {
     Close,
 }
 
-/// Answers when the test notifies it.
+/// A tool that answers when the test notifies it.
 #[derive(Clone, Default)]
 struct WaitTool(Arc<Notify>);
 
@@ -126,7 +127,7 @@ impl ServerHandler for WaitTool {
     }
 }
 
-/// Like [`WaitTool`], with a tool that sends more than fits into a stream.
+/// Like [`WaitTool`], plus a tool that sends more than fits into a stream.
 #[derive(Clone, Default)]
 struct FloodTool {
     waits: WaitTool,
@@ -141,18 +142,18 @@ impl ServerHandler for FloodTool {
     ) -> Result<CallToolResponse, ErrorData> {
         if request.name == "flood" {
             let token = ProgressToken(NumberOrString::String("flood".into()));
-            // rmcp sends the first event of a stream.
+            // rmcp itself sends a stream's first event.
             for _ in 0..CAPACITY {
                 self.sending.fetch_add(1, Ordering::Relaxed);
                 let progress = ProgressNotificationParam::new(token.clone(), 1.0);
-                let _sent = context.peer.notify_progress(progress).await;
+                let _ = context.peer.notify_progress(progress).await;
             }
         }
         self.waits.call_tool(request, context).await
     }
 }
 
-/// Like [`FloodTool`], with a tool that records its start and its cancel.
+/// Like [`FloodTool`], plus a tool that records its start and its cancel.
 #[derive(Clone, Default)]
 struct RecordingTool {
     floods: FloodTool,
@@ -179,7 +180,7 @@ impl ServerHandler for RecordingTool {
 }
 
 impl FloodTool {
-    /// Waits until the tool cannot send more.
+    /// Waits until the tool cannot send any more.
     async fn until_blocked(&self) {
         while self.sending.load(Ordering::Relaxed) < CAPACITY {
             yield_now().await;
@@ -190,7 +191,7 @@ impl FloodTool {
 
 #[tokio::test]
 async fn a_session_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let app = serve(&gated, WaitTool::default(), layer);
     let session = open(&app).await;
@@ -208,11 +209,13 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
     assert_eq!(*gated.log.lock().unwrap(), ["cancelled", "closed"]);
 }
 
-/// An observer may be fast. This one deletes the session before any other part is notified of the end.
+/// An observer can be fast.
+///
+/// This one deletes the session before anything else is notified that the call has ended.
 #[tokio::test]
 async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
     for hangs_up in [false, true] {
-        let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+        let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
         gated.gate.add_permits(1);
         let deleting: Arc<Mutex<Option<PendingRequest>>> = Arc::default();
         let at_the_end = deleting.clone();
@@ -251,10 +254,12 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
     }
 }
 
-/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 #[tokio::test]
 async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let calls = layer.calls();
@@ -267,7 +272,7 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     for _ in 0..100 {
         assert!(
             (&mut again).now_or_never().is_none(),
-            "it waits for the cancel"
+            "the new call waits for the cancel"
         );
         yield_now().await;
     }
@@ -275,7 +280,7 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let response = again.await;
     let mut whole = Box::pin(to_bytes(response.into_body(), usize::MAX));
     let whole = loop {
-        // The former handler may consume one notification.
+        // The former handler might consume a notification.
         waits.0.notify_one();
         if let Some(whole) = (&mut whole).now_or_never() {
             break whole.unwrap();
@@ -287,11 +292,11 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// The cancel checks which call it would hit while the new call is about to wait for that cancel.
+/// The cancel checks which call it would hit just as the new call is about to wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
-    let gated = Arc::new(GatedManager::new(At::Close));
-    let noting = RecordingTool::default();
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
+    let recording = RecordingTool::default();
     let starts = AtomicUsize::new(0);
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (_keep, never) = std::sync::mpsc::channel::<()>();
@@ -302,7 +307,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
         .grace(Grace::Immediate)
         .observe(move |event: &Event<'_>| match event {
             Event::Started { .. } if starts.fetch_add(1, Ordering::Relaxed) == 1 => {
-                // The blocked cancel may run now and has time for its check.
+                // Let the blocked cancel run, and give it time for its check.
                 unblock.send(()).unwrap();
                 let _in_time = never.lock().unwrap().recv_timeout(50 * TICK);
             }
@@ -310,12 +315,12 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
             _ => {}
         });
     let sessions = CancellableSessionManager::new(Shared(gated));
-    let app = serve_with(sessions, noting.clone(), layer);
+    let app = serve_with(sessions, recording.clone(), layer);
     let session = open(&app).await;
-    // Never answers: rmcp cancels a call that has the id of one that answers after its cancel.
+    // Never answers, because rmcp cancels a call with the same id as one that answers after its cancel.
     let first = send(&app, post(call_of("note forever", 1), Some(&session))).await;
     let records = |what: &'static [&'static str]| {
-        let records = noting.records.clone();
+        let records = recording.records.clone();
         within(format!("{what:?}"), async move {
             while *records.lock().unwrap() != what {
                 yield_now().await;
@@ -323,7 +328,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
         })
     };
     records(&["started"]).await;
-    // The only worker is blocked, so the cancel waits.
+    // The only worker is blocked, so the cancel has to wait.
     let (is_blocked, blocks) = std::sync::mpsc::channel();
     let _blocking = Handle::current().spawn(async move {
         is_blocked.send(()).unwrap();
@@ -336,7 +341,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
 
     records(&["started", "cancelled"]).await;
     assert!(!given_up.load(Ordering::Relaxed));
-    noting.floods.waits.0.notify_one();
+    recording.floods.waits.0.notify_one();
     let answer = whole(second).await;
     assert!(answer.contains(r#""text":"done""#), "{answer}");
 }
@@ -353,9 +358,11 @@ async fn a_request_over_the_limit_does_not_supersede_a_call_whether_refused_or_n
     assert_refused_supersedes_nothing(layer, &[]).await;
 }
 
-/// `accepted`: how the call ended after the request was accepted.
+/// Asserts that a refused request supersedes nothing.
+///
+/// `accepted` is how the call has ended once the same request is accepted.
 async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
     let (layer, log) = Log::of(layer.policy(policy));
     let calls = layer.calls();
@@ -377,7 +384,7 @@ async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accep
 
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_its_id() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
     let app = serve(&gated, WaitTool::default(), layer);
@@ -397,10 +404,10 @@ async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_
     assert_eq!(log.ends(&number(1)), [Outcome::Failed, disconnected]);
 }
 
-/// The inner manager has handled the cancel, but returns late.
+/// The inner manager has handled the cancel but returns late.
 #[tokio::test]
 async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(GatedManager::new(At::AfterCancels));
+    let gated = Arc::new(GatedManager::new(GateAt::AfterCancels));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
@@ -408,23 +415,23 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
     let session = open(&app).await;
     let _older = call(&app, &session).await;
     let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } });
-    let cancel = started(send(&app, post(cancel, Some(&session)))).await;
+    let cancel = start_pending(send(&app, post(cancel, Some(&session)))).await;
     let newer = call(&app, &session).await;
 
     gated.gate.add_permits(1);
     assert_eq!(cancel.await.status(), 202);
 
     assert_eq!(calls.len(), 1);
-    let whole = whole_with(&waits, newer).await;
+    let whole = notify_and_read(&waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
-/// The inner manager shares its sessions with another server or restores them on its own.
+/// The inner manager shares its sessions with another server, or restores them on its own.
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
+    let gated = Arc::new(GatedManager::new(GateAt::FirstResume));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
     let app = serve(&gated, waits.clone(), layer);
@@ -436,19 +443,21 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     let session = open(&elsewhere).await;
     let id = cut(&app, &session).await;
     clock.advance(GRACE - TICK).await;
-    let resumed = started(send(&app, resume(&session, &id))).await;
+    let resumed = start_pending(send(&app, resume(&session, &id))).await;
 
     clock.advance(2 * TICK).await;
     yield_until_idle().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
     gated.gate.add_permits(1);
-    let resumed = within("the resume", resumed).await;
+    let resumed = within("the resume to be answered", resumed).await;
     waits.0.notify_one();
 
     assert_done(resumed).await;
 }
 
-/// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
+/// rmcp drops the `task` parameter and serves such a call like any other.
+///
+/// The call therefore ends like any other.
 #[test]
 fn a_typed_call_has_no_task_parameter() {
     let mut message = call_of("wait", 1);
@@ -459,8 +468,10 @@ fn a_typed_call_has_no_task_parameter() {
     assert_eq!(back["params"]["task"], Value::Null);
 }
 
-/// The client disconnects while the queue of its session is full. If a service inside serves requests in tasks of their
-/// own, the call still reaches its handler. Otherwise it does not.
+/// The client disconnects while its session's queue is full.
+///
+/// The call still reaches its handler if a service inside the layer serves requests in their own tasks, but not
+/// otherwise.
 #[tokio::test]
 async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_keep_running() {
     for serves_in_own_tasks in [true, false] {
@@ -484,12 +495,12 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         let app = router.layer(layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.until_blocked()).await;
+        within("the stream to be full", tools.floods.until_blocked()).await;
         for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
         }
-        let waiting = started(send(&app, post(call_of("note", 3), Some(&session)))).await;
+        let waiting = start_pending(send(&app, post(call_of("note", 3), Some(&session)))).await;
         assert_eq!(calls.len(), 2);
 
         drop(waiting);
@@ -514,15 +525,15 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         assert_eq!(log.ends(&number(3)), [disconnected]);
         assert_eq!(log.ends(&number(2)), [disconnected]);
         let usable = send(&app, post(call_of("wait", 4), Some(&session))).await;
-        let usable = whole_with(&tools.floods.waits, usable).await;
+        let usable = notify_and_read(&tools.floods.waits, usable).await;
         assert!(usable.contains(r#""text":"done""#), "{usable:?}");
     }
 }
 
-/// The inner manager has moved the call to the stream of the abandoned resume.
+/// The inner manager has moved the call to the abandoned resume's stream.
 #[tokio::test]
 async fn an_answer_after_an_aborted_resume_is_retained() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
@@ -540,10 +551,10 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
     assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
-/// If it stayed half closed, a request after the DELETE would still find it.
+/// If the session stayed half closed, a request after the DELETE would still find it.
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let _response = call(&app, &session).await;
@@ -557,7 +568,7 @@ async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has
 
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
 
@@ -568,11 +579,11 @@ async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
     assert_eq!(gated.inner.sessions.read().await.len(), 0);
 }
 
-/// A late request waits for the end of the session.
+/// A late request waits for the session to end.
 #[tokio::test]
 async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_dropped() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
     let app = serve_with(
         sessions,
@@ -584,7 +595,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
     gated.waiting.acquire().await.unwrap().forget();
 
     for _ in 0..2 {
-        drop(started(send(&app, resume(&session, "0/0"))).await);
+        drop(start_pending(send(&app, resume(&session, "0/0"))).await);
     }
     assert_eq!(gated.waiting.available_permits(), 0);
     gated.gate.add_permits(9);
@@ -597,7 +608,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
 /// The close has started on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
     let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first.block_on(async {
@@ -614,7 +625,7 @@ fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session()
     drop(first);
 }
 
-/// A slow machine: every check of a stream runs a moment late.
+/// On a slow machine, every check of a stream is slightly late.
 #[tokio::test]
 async fn an_unread_stream_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
@@ -659,11 +670,11 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
     assert_eq!(sessions.inner().sessions.read().await.len(), 0);
 }
 
-/// A manager that handled the later resume first would take the stream from the connected client.
+/// If the later resume were handled first, it would take the connected client's stream.
 #[tokio::test]
 async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     let (gated, waits, app, session, id) =
-        with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
+        with_cut_call(GateAt::FirstResume, CancelOnDisconnectLayer::new()).await;
     drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
 
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -675,50 +686,55 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     assert_done(next.await.unwrap().unwrap()).await;
 }
 
-/// The limit is the same whether or not the client of the resume that hangs is connected.
+/// The limit is the same whether or not the client of the hanging resume is connected.
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for disconnects in [false, true] {
         let (_gated, waits, app, session, id) =
-            with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
-        let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
+            with_cut_call(GateAt::FirstResume, CancelOnDisconnectLayer::new()).await;
+        let mut hangs = Some(start_pending(send(&app, resume(&session, &id))).await);
         hangs.take_if(|_| disconnects);
-        let next = started(send(&app, resume(&session, &id))).await;
+        let next = start_pending(send(&app, resume(&session, &id))).await;
 
         clock.advance(RESUME_QUEUE_TIMEOUT + TICK).await;
-        let next = within("the resume", next).await;
+        let next = within("the resume to be answered", next).await;
         waits.0.notify_one();
 
         assert_done(next).await;
     }
 }
 
-/// The resume arrived in time, and the inner manager would accept it at once.
+/// The resume has arrived in time, and the inner manager would accept it at once.
 #[tokio::test]
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
-    let (_gated, waits, app, session, id) = with_cut_call(At::FirstResume, layer).await;
+    let (_gated, waits, app, session, id) = with_cut_call(GateAt::FirstResume, layer).await;
     clock.advance(GRACE - SECOND).await;
-    let _hangs = started(send(&app, resume(&session, &id))).await;
+    let _hangs = start_pending(send(&app, resume(&session, &id))).await;
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
 
     for _ in 0..GRACE.as_secs() {
         clock.advance(SECOND).await;
         yield_until_idle().await;
     }
-    let next = within("the resume", next).await.unwrap().unwrap();
+    let next = within("the resume to be answered", next)
+        .await
+        .unwrap()
+        .unwrap();
     waits.0.notify_one();
 
     assert_done(next).await;
 }
 
-/// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
+/// The former reader ends when the manager moves the call.
+///
+/// The next reader has nothing to read yet.
 #[tokio::test]
 async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
-    let mut gated = GatedManager::new(At::CancelsAndResumes);
+    let mut gated = GatedManager::new(GateAt::CancelsAndResumes);
     gated.inner.session_config.keep_alive = None;
     let gated = Arc::new(gated);
     let waits = WaitTool::default();
@@ -734,7 +750,7 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
 
     clock.advance(UNOBSERVED_TTL + TICK).await;
     yield_until_idle().await;
-    assert_eq!(calls.len(), 1, "its end is watched for");
+    assert_eq!(calls.len(), 1, "the call is still tracked");
     waits.0.notify_one();
     yield_until_idle().await;
 
@@ -742,11 +758,12 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
     assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
-/// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
-/// reported.
+/// A service that serves requests in their own tasks can reach the session at any moment.
+///
+/// In this test it does so while the cancel is being reported.
 #[tokio::test]
 async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let serving: Arc<Mutex<Option<PendingCall>>> = Arc::default();
     let (at_the_end, held) = (serving.clone(), serving.clone());
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -778,8 +795,8 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
     let app = Router::new().nest_service("/mcp", service);
     let app = app.layer(holds).layer(layer);
     let session = open(&app).await;
-    let call = started(send(&app, post(call_of("wait", 1), Some(&session)))).await;
-    assert_eq!(calls.len(), 1, "it is known from its body");
+    let call = start_pending(send(&app, post(call_of("wait", 1), Some(&session)))).await;
+    assert_eq!(calls.len(), 1, "the call is known from its body");
 
     drop(call);
 
@@ -789,7 +806,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
     assert!(calls.is_empty());
 }
 
-/// The task that served a session may close other sessions too.
+/// The task that has served a session might close other sessions, too.
 #[tokio::test]
 async fn a_task_that_has_served_a_session_closes_another() {
     let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
@@ -808,7 +825,9 @@ async fn a_task_that_has_served_a_session_closes_another() {
     Handle::current().spawn(serves).await.unwrap();
 }
 
-/// Both resumes wait for room in the queue of their session. The first client disconnects when there is room.
+/// Both resumes are waiting for room in their session's queue.
+///
+/// The first client disconnects just when there is room.
 #[tokio::test]
 async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_the_next() {
     let mut local = LocalSessionManager::default();
@@ -820,18 +839,18 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
     let id = cut(&app, &session).await;
     // The client does not read this stream, so the session waits for it.
     let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-    within("a full stream", tools.until_blocked()).await;
+    within("the stream to be full", tools.until_blocked()).await;
     for _ in 0..CAPACITY {
         let accepted = send(&app, post(initialized(), Some(&session))).await;
         assert_eq!(accepted.status(), 202);
     }
-    let first = started(send(&app, resume(&session, &id))).await;
-    let next = started(send(&app, resume(&session, &id))).await;
+    let first = start_pending(send(&app, resume(&session, &id))).await;
+    let next = start_pending(send(&app, resume(&session, &id))).await;
 
     drop(unread);
     yield_until_idle().await;
     drop(first);
-    let next = within("the resume", next).await;
+    let next = within("the resume to be answered", next).await;
     yield_until_idle().await;
     tools.waits.0.notify_one();
 
@@ -839,7 +858,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
 }
 
 /// A client's calls and cancels in a session whose queue is full.
-struct Full {
+struct FullSession {
     tools: RecordingTool,
     app: Router,
     session: String,
@@ -848,11 +867,11 @@ struct Full {
     unread: Response<Body>,
 }
 
-impl Full {
+impl FullSession {
     async fn with(layer: CancelOnDisconnectLayer) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = CAPACITY;
-        // rmcp's own timer would end the session, and with it its remaining calls.
+        // rmcp's own timer would end the session, and its remaining calls with it.
         local.session_config.keep_alive = None;
         let sessions = CancellableSessionManager::new(local);
         let tools = RecordingTool::default();
@@ -861,7 +880,7 @@ impl Full {
         let app = serve_with(sessions, tools.clone(), layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.until_blocked()).await;
+        within("the stream to be full", tools.floods.until_blocked()).await;
         for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
@@ -877,37 +896,44 @@ impl Full {
     }
 }
 
-/// The client sends its cancel while its call waits for room. rmcp receives the cancel before the call.
+/// The client sends its cancel while its call is waiting for room. rmcp receives the cancel before the call.
 #[tokio::test]
 async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_keep_running() {
-    let full = Full::with(CancelOnDisconnectLayer::new()).await;
+    let full = FullSession::with(CancelOnDisconnectLayer::new()).await;
     let (app, session) = (&full.app, Some(&*full.session));
-    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    let waiting = start_pending(send(app, post(call_of("note", 3), session))).await;
     let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 3 } });
-    let cancel = started(send(app, post(cancel, session))).await;
+    let cancel = start_pending(send(app, post(cancel, session))).await;
 
     drop(full.unread);
-    let (call, cancel) = within("both", async { tokio::join!(waiting, cancel) }).await;
+    let (call, cancel) = within("both requests to be answered", async {
+        tokio::join!(waiting, cancel)
+    })
+    .await;
     assert_eq!(cancel.status(), 202);
     yield_until_idle().await;
 
     assert_eq!(full.log.ends(&number(3)), [Outcome::ClientCancelled]);
     let records = full.tools.records.lock().unwrap().clone();
-    assert_ne!(records, ["started"], "it runs on and is never cancelled");
+    assert_ne!(
+        records,
+        ["started"],
+        "the call keeps running and is never cancelled"
+    );
     drop(call);
 }
 
-/// The call never reached its session, so its end cannot be observed.
+/// The call has never reached its session, so its end cannot be observed.
 #[tokio::test]
 async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_before_its_session_had_room()
  {
     let clock = StoppedClock::stop();
-    let full = Full::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
+    let full = FullSession::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
     let (app, session) = (&full.app, Some(&*full.session));
-    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    let waiting = start_pending(send(app, post(call_of("note", 3), session))).await;
     drop(waiting);
     yield_until_idle().await;
-    // The layer reads on for the flooding call, which completes.
+    // The layer keeps reading for the flooding call, which completes.
     drop(full.unread);
     let ended = async {
         while full.calls.len() > 1 {
@@ -915,7 +941,7 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
             yield_now().await;
         }
     };
-    within("the end of the other", ended).await;
+    within("the other call to end", ended).await;
     yield_until_idle().await;
     assert_eq!(*full.tools.records.lock().unwrap(), [] as [&str; 0]);
 
@@ -924,10 +950,10 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
     clock.jump(2 * UNOBSERVED_TTL).await;
     yield_until_idle().await;
 
-    assert_eq!(full.calls.len(), 0, "it is kept forever");
+    assert_eq!(full.calls.len(), 0, "the call is kept forever");
 }
 
-/// The new call waits for the cancel, so the cancel must not be given up because of the new call.
+/// The new call waits for the cancel, so the cancel must not be dropped on its account.
 #[tokio::test]
 async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent() {
     let tools = RecordingTool::default();
@@ -950,38 +976,38 @@ async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent()
     assert_eq!(
         records,
         ["started", "cancelled"],
-        "it runs without a client"
+        "the older call is cancelled"
     );
-    let whole = whole_with(&tools.floods.waits, newer).await;
+    let whole = notify_and_read(&tools.floods.waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// A cancel may take up to 10 s, and a new call waits for it that long.
+/// A cancel can take up to 10 s, and a new call waits for it that long.
 #[tokio::test]
 async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(GateAt::CancelsAndResumes));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
     drop(call(&app, &session).await);
     gated.waiting.acquire().await.unwrap().forget();
-    let again = started(call(&app, &session)).await;
+    let again = start_pending(call(&app, &session)).await;
     clock.advance(2 * SECOND).await;
     yield_until_idle().await;
 
     gated.gate.add_permits(1);
     gated.assert_log(&["cancelled"]).await;
-    let response = within("the new call", again).await;
+    let response = within("the new call to be answered", again).await;
 
-    let whole = whole_with(&waits, response).await;
+    let whole = notify_and_read(&waits, response).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected, Outcome::Completed]);
 }
 
-/// A session keeps the answers of more than 256 calls whose streams its server has ended.
+/// A session keeps the answers to more than 256 calls whose streams its server has ended.
 #[tokio::test]
 async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained() {
     const CALLS: u64 = 257;
@@ -1020,7 +1046,7 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
     assert!(resumed.iter().all(|text| text.contains(r#""text":"done""#)));
 }
 
-/// Returns the response, and advances the clock while it is pending.
+/// Returns the response, advancing the clock while it is pending.
 async fn with_ticks(
     clock: &StoppedClock,
     request: impl Future<Output = Response<Body>>,
@@ -1036,8 +1062,9 @@ async fn with_ticks(
     }
 }
 
-/// The client's old connection is full, and the server has not noticed that it is dead. The client resumes on a new
-/// one.
+/// The client's old connection is full, and the server has not noticed that it is dead.
+///
+/// The client resumes on a new connection.
 #[tokio::test]
 async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     let clock = StoppedClock::stop();
@@ -1059,14 +1086,16 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     drop(unread);
 }
 
-/// The answer passes after its stream has ended and before the call is known to be detached.
+/// The answer is sent after its stream has ended.
+///
+/// At that point the call is not known to be detached yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(
     clippy::disallowed_methods,
     reason = "one of two threads is held up on purpose"
 )]
 async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only() {
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::After(GRACE))
@@ -1100,11 +1129,13 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
     assert!(resumed.contains(r#""text":"done""#), "{resumed:?}");
 }
 
-/// Two streams of a call have ended. The end of each is noticed while the end of the other is processed.
+/// Two of a call's streams have ended.
+///
+/// The end of each is noticed while the end of the other is being processed.
 #[tokio::test]
 async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::Close));
+    let gated = Arc::new(GatedManager::new(GateAt::Close));
     let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
     let app = serve(&gated, waits.clone(), layer);
@@ -1116,10 +1147,10 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
     handle.close_sse_stream(0, None).await.unwrap();
     *gated.on_event_store.lock().unwrap() = Some(Box::new(move || {
         let first = first.frame().now_or_never();
-        assert!(first.unwrap().is_none(), "it has ended");
+        assert!(first.unwrap().is_none(), "the first stream has ended");
     }));
 
-    let _brought = whole(resumed).now_or_never().unwrap();
+    let _delivered = whole(resumed).now_or_never().unwrap();
     assert!(
         gated.on_event_store.lock().unwrap().is_none(),
         "the callback has run"
@@ -1163,9 +1194,11 @@ fn call_of(tool: &str, id: u64) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
-/// Serves a manager that is slow at this point, and a call whose client has disconnected. Returns the id of its event, too.
+/// Serves a manager that is slow at this point, with a call whose client has disconnected.
+///
+/// Returns the id of the call's event as well.
 async fn with_cut_call(
-    at: At,
+    at: GateAt,
     layer: CancelOnDisconnectLayer,
 ) -> (Arc<GatedManager>, WaitTool, Router, String, String) {
     let gated = Arc::new(GatedManager::new(at));
@@ -1176,13 +1209,13 @@ async fn with_cut_call(
     (gated, waits, app, session, id)
 }
 
-/// Asserts that a stream has the result of the tool.
+/// Asserts that a stream has the tool's result.
 async fn assert_done(response: Response<Body>) {
     let whole = whole(response).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// Starts a call and disconnects its client after the first event. Returns the id of that event.
+/// Starts a call and disconnects its client after the first event, whose id is returned.
 async fn cut(app: &Router, session: &str) -> String {
     let mut body = call(app, session).await.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -1191,20 +1224,22 @@ async fn cut(app: &Router, session: &str) -> String {
     id.unwrap().trim().to_owned()
 }
 
-/// Drops a request while it waits at the gate.
+/// Drops a request while it is waiting at the gate.
 async fn drop_at_gate(gated: &GatedManager, request: impl Future<Output = Response<Body>>) {
     tokio::select! {
-        response = request => panic!("it is not to be answered: {response:?}"),
+        response = request => panic!("the request must not be answered: {response:?}"),
         permit = gated.waiting.acquire() => permit.unwrap().forget(),
     }
 }
 
-/// Polls a request until all other tasks are idle. The request must still be waiting then.
-async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Future<Output = R>>> {
+/// Polls a request until all other tasks are idle, by which time it must still be waiting.
+async fn start_pending<R>(
+    request: impl Future<Output = R> + Send,
+) -> Pin<Box<impl Future<Output = R>>> {
     let mut request = Box::pin(request);
     for _ in 0..100 {
         let waits = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending()));
-        assert!(waits.await, "it was answered");
+        assert!(waits.await, "the request was answered");
         yield_now().await;
     }
     request
@@ -1222,9 +1257,10 @@ async fn whole(response: Response<Body>) -> String {
     String::from_utf8(whole.to_vec()).unwrap()
 }
 
-/// Reads the whole response to a call of `wait`. Notifies repeatedly, because another handler may consume a
-/// notification.
-async fn whole_with(waits: &WaitTool, response: Response<Body>) -> String {
+/// Reads the whole response to a call to `wait`.
+///
+/// It notifies repeatedly, because another handler might consume a notification.
+async fn notify_and_read(waits: &WaitTool, response: Response<Body>) -> String {
     let reading = async {
         let mut whole = Box::pin(whole(response));
         loop {
@@ -1287,7 +1323,7 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
 }
 
 impl GatedManager {
-    fn new(at: At) -> Self {
+    fn new(at: GateAt) -> Self {
         Self {
             inner: LocalSessionManager::default(),
             at,
@@ -1309,8 +1345,9 @@ impl GatedManager {
         self.log.lock().unwrap().push(done);
     }
 
-    /// Waits until the log has at least these entries, and asserts that it starts with them. rmcp closes a session
-    /// again when its service ends.
+    /// Waits until the log has at least these entries, and asserts that it starts with them.
+    ///
+    /// There may be more, because rmcp closes a session again when its service ends.
     async fn assert_log(&self, first: &[&str]) {
         let enough = async {
             while self.log.lock().unwrap().len() < first.len() {
@@ -1331,7 +1368,7 @@ impl SessionManager for Shared {
     );
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        if self.0.at == At::Close {
+        if self.0.at == GateAt::Close {
             self.0.pass().await;
         }
         self.0.record("closed");
@@ -1360,13 +1397,13 @@ impl SessionManager for Shared {
                 if matches!(message.notification, ClientNotification::CancelledNotification(_))
         );
         if cancels {
-            if self.0.at == At::CancelsAndResumes {
+            if self.0.at == GateAt::CancelsAndResumes {
                 self.0.pass().await;
             }
             self.0.record("cancelled");
         }
         self.0.inner.accept_message(id, message).await?;
-        if cancels && self.0.at == At::AfterCancels {
+        if cancels && self.0.at == GateAt::AfterCancels {
             self.0.pass().await;
         }
         Ok(())
@@ -1378,11 +1415,11 @@ impl SessionManager for Shared {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let is_first = !self.0.resumed.swap(true, Ordering::Relaxed);
-        if self.0.at == At::FirstResume && is_first {
+        if self.0.at == GateAt::FirstResume && is_first {
             self.0.pass().await;
         }
         let stream = self.0.inner.resume(id, last_event_id).await?;
-        if self.0.at == At::CancelsAndResumes {
+        if self.0.at == GateAt::CancelsAndResumes {
             self.0.pass().await;
         }
         self.0.record("resumed");

@@ -1,7 +1,7 @@
 //! [`CancellableSessionManager`] forwards everything: calls, return values and errors.
 //!
-//! `restore_session` and `event_store` have default bodies in rmcp's trait. A wrapper without them would silently turn
-//! restore and replay off.
+//! `restore_session` and `event_store` have default bodies in rmcp's trait, so a wrapper without them would silently
+//! turn off restoring and replaying.
 
 use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{setup::Lines, support::*};
 
 mod recorder;
 
-/// The wrapper asks for every stream whether its events are stored.
+/// For every stream, the wrapper asks whether its events are stored.
 const ASKED: (&str, Value) = ("event_store", Value::Array(Vec::new()));
 
 /// Sessions in memory that several servers share.
@@ -124,7 +124,7 @@ async fn resume_is_forwarded() {
     let stream = manager.resume(&id(), seen).await.unwrap();
 
     assert_carries(stream, "resume").await;
-    // Under the id that the inner manager gave.
+    // Under the id given by the inner manager.
     let expected = json!(["the session", "create_standalone_stream"]);
     assert_eq!(calls.take(), [ASKED, ("resume", expected)]);
 }
@@ -133,7 +133,7 @@ async fn resume_is_forwarded() {
 async fn restore_session_is_forwarded() {
     let (manager, calls) = manager(Behaviour::Succeeds);
     let RestoreOutcome::Restored(transport) = manager.restore_session(id()).await.unwrap() else {
-        panic!("the inner manager restored it");
+        panic!("the inner manager restores the session");
     };
     let expected = json!(["the session"]);
     assert_eq!(calls.take(), [("restore_session", expected)]);
@@ -205,8 +205,9 @@ async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
     }
 }
 
-/// The restore end to end, with rmcp's own manager. The second server knows the session only from the store, and still
-/// cancels its calls.
+/// Restores a session end to end, with rmcp's own manager.
+///
+/// The second server knows the session only from the store, yet it cancels its calls.
 #[tokio::test]
 async fn a_session_that_was_restored_on_another_server_is_tracked_by_it() {
     let store = Arc::new(Store::default());
@@ -224,7 +225,7 @@ async fn a_session_that_was_restored_on_another_server_is_tracked_by_it() {
     assert!(witness.ended("a").await.is_cancelled());
 }
 
-/// Returns the manager under test, and the calls that its inner manager records.
+/// Returns the manager under test, and the calls recorded by its inner manager.
 fn manager(behaviour: Behaviour) -> (CancellableSessionManager<Recorder>, Calls) {
     let calls = Calls::default();
     let recorder = Recorder {
@@ -238,7 +239,7 @@ fn id() -> SessionId {
     "the session".into()
 }
 
-/// A message that can only be a request.
+/// Returns a message that can only be a request.
 fn request() -> ClientJsonRpcMessage {
     let request = json!({
         "jsonrpc": "2.0",
@@ -253,11 +254,11 @@ fn assert_same(left: &ServerJsonRpcMessage, right: &ServerJsonRpcMessage) {
     assert_eq!(json!(left), json!(right));
 }
 
-/// Asserts that the stream is the recorder's stream of this method.
+/// Asserts that the stream is the one that the recorder returns for this method.
 async fn assert_carries(stream: impl Stream<Item = ServerSseMessage>, method: &str) {
     let events: Vec<_> = stream.collect().await;
     let [sent] = &events[..] else {
-        panic!("one event and not {}", events.len());
+        panic!("one event expected, not {}", events.len());
     };
     let expected = event(method);
     // There is a store, so the event id is bound to its session.

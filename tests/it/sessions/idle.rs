@@ -1,7 +1,7 @@
-//! Idle sessions are closed, and no other sessions are.
+//! Idle sessions are closed, and no others are.
 //!
-//! Except in the last test the clock is stopped and moves only when a test advances it. To check whether a session is
-//! open, the tests ask rmcp's manager, because a request would count as a use.
+//! Except in the last test, the clock is stopped and only moves when a test advances it. To check whether a session is
+//! open, the tests ask rmcp's manager, because a request would count as use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,22 +15,22 @@ use crate::{
     support::*,
 };
 
-/// The default of both rmcp and this crate.
+/// The default in both rmcp and this crate.
 pub(super) const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// Resolution to which tokio rounds a timer up.
+/// The resolution to which tokio rounds timers up.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
-/// The first stream of a session, and its first event.
+/// A session's first stream, and the first event on it.
 const STREAM: u64 = 0;
 pub(super) const FIRST_EVENT: &str = "0/0";
 
-/// How long rmcp lets handlers run on in a session that ends.
+/// How long rmcp lets handlers keep running in a session that is ending.
 const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
 
     clock.advance(IDLE - TICK).await;
     settle(&setup).await;
@@ -44,17 +44,17 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     );
 }
 
-/// A runtime that stalled for a moment serves its timers before the accept queue.
+/// A runtime that has stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
 
     clock.jump(IDLE + Duration::from_millis(300)).await;
 
     setup.assert_usable(&mcp).await;
     clock.advance(IDLE - TICK).await;
     settle(&setup).await;
-    assert!(is_open(&setup, &mcp).await, "it counts as used");
+    assert!(is_open(&setup, &mcp).await, "the session counts as used");
     clock.advance_past(Duration::from_millis(500)).await;
     until_closed(&setup, &mcp).await;
 }
@@ -62,12 +62,12 @@ async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
 #[tokio::test]
 async fn a_closed_session_leaves_no_state() {
     let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
+    let setup = default_plan().start().await;
     for _ in 0..3 {
         let mcp = setup.mcp().await;
         setup.assert_usable(&mcp).await;
     }
-    assert_eq!(known(&setup), 3);
+    assert_eq!(known_sessions(&setup), 3);
 
     clock.advance(IDLE + TICK).await;
 
@@ -78,7 +78,7 @@ async fn a_closed_session_leaves_no_state() {
 
 #[tokio::test]
 async fn a_request_restarts_the_idle_timeout() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     clock.advance(IDLE / 2).await;
     assert_eq!(
         mcp.notify("notifications/roots/list_changed", json!({}))
@@ -94,10 +94,10 @@ async fn a_request_restarts_the_idle_timeout() {
     until_closed(&setup, &mcp).await;
 }
 
-/// rmcp looks up the session only after it has the body.
+/// rmcp only looks up the session once it has the body.
 #[tokio::test]
 async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -117,7 +117,7 @@ async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
 
 #[tokio::test]
 async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_open() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -136,7 +136,7 @@ async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_o
 #[tokio::test]
 async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
     let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
+    let setup = default_plan().start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
     clock.advance(IDLE / 2).await;
     setup.assert_usable(&other).await;
@@ -149,7 +149,7 @@ async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
 
 #[tokio::test]
 async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     for _ in 0..3 {
@@ -161,7 +161,7 @@ async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
     setup.assert_usable(&mcp).await;
 }
 
-/// The control: bare rmcp fails the previous test.
+/// The control. Bare rmcp fails the previous test.
 #[tokio::test]
 async fn bare_rmcp_loses_the_answer_of_such_a_call() {
     let (clock, setup, mcp) = Plan::of(Server::Bare).stopped().await;
@@ -170,12 +170,16 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 
     clock.advance(IDLE + TICK).await;
 
-    assert_eq!(call.answer().await, None, "the stream ends without it");
+    assert_eq!(
+        call.answer().await,
+        None,
+        "the stream ends without the answer"
+    );
 }
 
 #[tokio::test]
 async fn the_idle_timeout_starts_when_the_last_stream_ends() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     clock.advance(IDLE / 2).await;
     setup.assert_completes("a", &mut call).await;
@@ -190,7 +194,7 @@ async fn the_idle_timeout_starts_when_the_last_stream_ends() {
 
 #[tokio::test]
 async fn a_call_in_its_grace_keeps_its_session() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(4 * IDLE)).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -205,7 +209,7 @@ async fn a_call_in_its_grace_keeps_its_session() {
 
 #[tokio::test]
 async fn a_session_is_closed_after_its_last_call_was_orphaned() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(IDLE / 2)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(IDLE / 2)).stopped().await;
     detach(&setup, &mcp).await;
 
     clock.advance(IDLE / 2 + TICK).await;
@@ -221,7 +225,7 @@ async fn a_session_is_closed_after_its_last_call_was_orphaned() {
 
 #[tokio::test]
 async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
-    let (clock, setup, mcp) = by_default().grace(Grace::Never).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::Never).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -235,10 +239,10 @@ async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
     assert!(is_open(&setup, &mcp).await);
 }
 
-/// The call's stream has ended, so only the registry knows that the call runs.
+/// The call's stream has ended, so only the registry knows that the call is still running.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
-    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
+    let (clock, setup, mcp) = default_plan().grace(Grace::After(4 * IDLE)).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(&mcp, STREAM, None).await;
     call.body_to_end().await;
@@ -254,12 +258,14 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     setup.assert_completes("a", &mut resumed).await;
 }
 
-/// rmcp sends both answers to the newer call. The older call's stream gets no events and does not end.
+/// rmcp sends both answers to the newer call.
+///
+/// The older call's stream gets no events and does not end.
 #[tokio::test]
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
     let clock = StoppedClock::stop();
     for leaves_first in [true, false] {
-        let (setup, mcp) = by_default().client().await;
+        let (setup, mcp) = default_plan().client().await;
         let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
         older.head().await;
         let mut older = Some(older);
@@ -288,7 +294,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
 
 #[tokio::test]
 async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
-    let (clock, setup, mcp) = by_default().stopped().await;
+    let (clock, setup, mcp) = default_plan().stopped().await;
     let mut standalone = mcp.listen().await;
     assert_eq!(standalone.head().await.status, 200);
 
@@ -299,8 +305,8 @@ async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
     }
     standalone.fin();
 
-    // The server notices the disconnect in its own time, and the idle time starts in full then.
-    soon("the session is closed", async || {
+    // The server takes a while to notice the disconnect, and only then does the idle time start, in full.
+    eventually("the session to be closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(&setup, &mcp).await
     })
@@ -332,7 +338,9 @@ async fn idle_sessions_may_stay_open() {
     setup.assert_usable(&mcp).await;
 }
 
-/// Here the idle time of the wrapper is the longer one, in `a_configured_idle_timeout_applies` the shorter.
+/// The wrapper's idle time is the longer one.
+///
+/// In `a_configured_idle_timeout_applies` it is the shorter one.
 #[tokio::test]
 async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     let short = |mut local: LocalSessionManager| {
@@ -393,11 +401,11 @@ async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
             assert!(is_open(&setup, &restored).await);
         }
         setup.assert_completes("a", &mut call).await;
-        assert!(is_open(&setup, &busy).await, "its call ran");
+        assert!(is_open(&setup, &busy).await, "its call was running");
     }
 }
 
-/// Streams and requests count without a layer too. Calls are not known there.
+/// Streams and requests count without a layer, too, but calls are not known.
 #[tokio::test]
 async fn sessions_are_closed_without_a_layer_too() {
     let clock = StoppedClock::stop();
@@ -415,7 +423,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 
     clock.advance(IDLE + TICK).await;
 
-    soon("the one without a call is closed", async || {
+    eventually("the session without a call to be closed", async || {
         open().await == 1
     })
     .await;
@@ -430,7 +438,10 @@ async fn sessions_are_closed_without_a_layer_too() {
 #[tokio::test]
 async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = by_default().saving(SavedSessions::default()).client().await;
+    let (setup, mcp) = default_plan()
+        .saving(SavedSessions::default())
+        .client()
+        .await;
     clock.advance(IDLE + TICK).await;
     until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
@@ -444,11 +455,13 @@ async fn a_restored_session_has_a_full_idle_timeout() {
     until_closed(&setup, &mcp).await;
 }
 
-/// rmcp gives the handlers of a closed session 5 s. Then it closes the session again, by its id.
+/// rmcp gives a closed session's handlers 5 s.
+///
+/// After that it closes the session again, by its id.
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = by_default()
+    let (setup, mcp) = default_plan()
         .grace(Grace::Immediate)
         .saving(SavedSessions::default())
         .client()
@@ -473,7 +486,7 @@ async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_
     assert_eq!(setup.events.ended(&mcp, 2).await, Outcome::Completed);
 }
 
-/// In real time: the delay that a client may see after a DELETE.
+/// In real time, the delay that a client may see after a DELETE.
 #[tokio::test]
 async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {
     let (ours, bare) = tokio::join!(
@@ -494,8 +507,8 @@ async fn from_delete_to_token(server: Server) -> Duration {
     setup.witness.token_fired("a").await - before
 }
 
-/// The setup of a user who configures nothing.
-pub(super) fn by_default() -> Plan {
+/// Plans the setup of a user who does not configure anything.
+pub(super) fn default_plan() -> Plan {
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
     Plan::of(Server::Wrapped).wrap(wrap)
 }
@@ -505,7 +518,7 @@ pub(super) async fn detach(setup: &Setup, mcp: &Mcp) {
     setup.cut(mcp, 1, "a").await;
 }
 
-/// Disconnects the client unless it is disconnected already.
+/// Disconnects the client unless it is already disconnected.
 async fn disconnect(setup: &Setup, call: &mut Option<Connection>) {
     if let Some(call) = call.take() {
         call.fin();
@@ -513,7 +526,7 @@ async fn disconnect(setup: &Setup, call: &mut Option<Connection>) {
     }
 }
 
-/// Runs the timer: a whole exchange of another session passes.
+/// Gives the timer time to run, by making a whole exchange in another session.
 pub(super) async fn settle(setup: &Setup) {
     let other = setup.mcp().await;
     setup.assert_usable(&other).await;
@@ -532,11 +545,14 @@ pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
 }
 
 pub(super) async fn until_closed(setup: &Setup, mcp: &Mcp) {
-    soon("the session is closed", async || !is_open(setup, mcp).await).await;
+    eventually("the session to be closed", async || {
+        !is_open(setup, mcp).await
+    })
+    .await;
 }
 
 /// Returns the number of sessions that the wrapper knows.
-fn known(setup: &Setup) -> usize {
+fn known_sessions(setup: &Setup) -> usize {
     let debug = format!("{:?}", setup.sessions);
     let (_, count) = debug
         .split_once("sessions: ")
@@ -546,19 +562,19 @@ fn known(setup: &Setup) -> usize {
 }
 
 async fn known_reaches(setup: &Setup, count: usize) {
-    soon("the number of sessions of the wrapper", async || {
-        known(setup) == count
+    eventually("the wrapper to know that many sessions", async || {
+        known_sessions(setup) == count
     })
     .await;
 }
 
 /// Waits without the clock, which is stopped.
-pub(super) async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
+pub(super) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     for _ in 0..1_000_000 {
         if is_so().await {
             return;
         }
         tokio::task::yield_now().await;
     }
-    panic!("never: {what}");
+    panic!("waited in vain for {what}");
 }

@@ -1,4 +1,6 @@
-//! Isolation: no action of one client changes the call of another, however similar the two are.
+//! Isolation.
+//!
+//! No action by one client changes another's call, however similar the two are.
 
 use std::{
     convert::Infallible,
@@ -31,7 +33,7 @@ use crate::{
     support::*,
 };
 
-/// The end of a call whose id was used again.
+/// How a call ends whose id has been used again.
 const ENDED_UNKNOWN: EventKind = EventKind::Ended(Outcome::Unknown);
 
 for_servers!(all {
@@ -165,18 +167,21 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
     let mcp = authorized(&setup).await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
 
-    let mut refused = unauthorized(&setup, &mcp).await;
+    let mut refused = send_unauthorized(&setup, &mcp).await;
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("attacker").await;
     let unread = EventKind::UnparsedBody(ParseFailure::NotRead);
-    assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
+    assert!(
+        !setup.events.all().contains(&unread),
+        "a refused body is not reported as unparsed"
+    );
     assert_untouched(&setup, &mcp, call).await;
 }
 
 async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     let (gate, setup, mcp, call, mut refused) = refusing_after_reading(server).await;
-    assert_eq!(setup.calls.len(), 2, "the layer has read it too");
+    assert_eq!(setup.calls.len(), 2, "the layer has read the request, too");
 
     gate.open();
 
@@ -186,7 +191,7 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The call never reached the manager of its session, so no cancel is sent.
+/// The call has never reached its session's manager, so no cancel is sent.
 #[tokio::test]
 async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_abandoned() {
     let other = |router: Router| {
@@ -212,11 +217,14 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     refused.fin();
 
     setup.exchanges.over_for("attacker").await;
-    let of_attacker = [EventKind::Started, EventKind::Ended(never_accepted(server))];
+    let of_attacker = [
+        EventKind::Started,
+        EventKind::Ended(outcome_if_never_accepted(server)),
+    ];
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The attacker's request might become a call that the cancel would hit.
+/// The attacker's request could become a call that the cancel would hit.
 async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
     let (gate, setup, mcp, call, mut refused) = refusing_after_reading(server).await;
 
@@ -231,7 +239,9 @@ async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(ser
     assert!(!setup.events.all().iter().any(failed));
 }
 
-/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
+/// The specification forbids reusing an id.
+///
+/// A client that does so must still keep its new call.
 async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(server: Server) {
     let (mut gate, holding_back) = Gate::for_exchange(Held::ReadRequest, "newer");
     let (setup, mcp) = Plan::of(server).inside(holding_back).client().await;
@@ -250,7 +260,7 @@ async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(
     setup.assert_completes("newer", &mut newer).await;
 }
 
-/// A service inside the layer holds back the 202, and meanwhile the id is used again.
+/// A service inside the layer holds back the 202, and in the meantime the id is used again.
 async fn a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id(
     server: Server,
 ) {
@@ -286,9 +296,9 @@ async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server:
     assert!(setup.witness.is_running("older"));
     assert!(!setup.tokens.of("older").is_cancelled());
     let mut events = setup.events.of(&mcp, 7);
-    // The older call is untracked when the newer one is accepted, which a session manager notices earlier.
+    // The older call becomes untracked when the newer one is accepted, which a session manager notices earlier.
     let position = events.iter().position(|kind| *kind == ENDED_UNKNOWN);
-    events.remove(position.expect("it was reported as untracked"));
+    events.remove(position.expect("the older call was reported as untracked"));
     assert_eq!(events, [EventKind::Started, EventKind::Started]);
     setup.assert_completes("newer", &mut newer).await;
     setup.exchanges.over_for("newer").await;
@@ -314,7 +324,9 @@ async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_old
     assert!(setup.calls.is_empty());
 }
 
-/// As if the call had waited in a queue: the server never received it, but would receive its cancel.
+/// It is as if the call had waited in a queue.
+///
+/// The server never received the call, but would receive its cancel.
 async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
@@ -328,22 +340,25 @@ async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(s
 
     setup.exchanges.over_for("queued").await;
     assert_eq!(setup.witness.starts("queued"), 0);
-    let ended = never_accepted(server);
+    let ended = outcome_if_never_accepted(server);
     let queued = [EventKind::Started, EventKind::Ended(ended)];
     assert_untouched_beside(&setup, &mcp, call, &queued).await;
 }
 
-/// The outcome of a call whose client disconnects before the server accepts it, while another call has its id. The
-/// layer sends no cancel that would hit the other call. A session manager would send it after the request.
-fn never_accepted(server: Server) -> Outcome {
+/// Returns the outcome of a call whose client disconnects before the server accepts it.
+///
+/// Meanwhile, another call has its id. The layer does not send a cancel that would hit the other call, whereas a
+/// session manager would send it only after the request.
+fn outcome_if_never_accepted(server: Server) -> Outcome {
     match server {
         Server::Wrapped => DISCONNECTED,
         _ => Outcome::Abandoned(CancelReason::ClientDisconnected),
     }
 }
 
-/// Starts two calls of one client whose ids look alike, and disconnects from the first. Asserts that the second is
-/// unaffected.
+/// Starts two calls from one client whose ids look alike, and disconnects from the first.
+///
+/// Asserts that the second is unaffected.
 async fn assert_similar_id_is_unaffected(server: Server, disconnected: Value, connected: Value) {
     let (setup, mcp) = server.client().await;
     let first = setup.start_call(&mcp, disconnected.clone(), "hold", "leaving");
@@ -365,17 +380,19 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     let untouched = if setup.server.has_sessions() {
         setup.events.of(mcp, 7)
     } else {
-        // This would also find the calls of attackers, and there are none.
+        // This would also find the attackers' calls, but there must not be any.
         setup.events.all()
     };
     assert_eq!(untouched, [EventKind::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// Asserts that the call `victim` with id 7 is untouched beside an attacker's call with its session and id. The latter
-/// has had `attacker_events`.
+/// Asserts that the call `victim` is untouched beside an attacker's call.
 ///
-/// The victim's handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
+/// Both calls have id 7 in the same session, and the attacker's has had `attacker_events`.
+///
+/// The victim's handler is running, its token has not fired, and the call is still tracked, as its own client can still
+/// disconnect.
 async fn assert_untouched_beside(
     setup: &Setup,
     mcp: &Mcp,
@@ -398,7 +415,7 @@ async fn assert_untouched_beside(
     assert!(setup.calls.is_empty());
 }
 
-/// A client of the revision without sessions that still sends the session header of another client.
+/// Returns a client without a session that still sends another client's session header.
 fn sessionless_beside(mcp: &Mcp, setup: &Setup) -> Mcp {
     with_session_of(Mcp::sessionless(setup.served.addr, PATH), mcp)
 }
@@ -408,14 +425,14 @@ fn with_session_of(client: Mcp, owner: &Mcp) -> Mcp {
     client.header("mcp-session-id", session)
 }
 
-/// A client in a session of its own that the refusals below accept.
+/// Returns a client in its own session that the refusals below accept.
 async fn authorized(setup: &Setup) -> Mcp {
     let mcp = Mcp::stateless(setup.served.addr, PATH);
     mcp.header("authorization", "Bearer owner").connect().await
 }
 
 /// Sends an attacker's call with the session and the id of the call `victim`.
-async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
+async fn send_unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
     let attacker = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
     let attacker = attacker.header(EXCHANGE, "attacker");
     attacker
@@ -423,7 +440,7 @@ async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
         .await
 }
 
-/// Refuses by the headers alone, at once.
+/// Refuses requests at once, by their headers alone.
 #[allow(clippy::result_large_err, reason = "the signature is tower-http's")]
 fn refusing_unread(router: Router) -> Router {
     router.layer(ValidateRequestHeaderLayer::custom(
@@ -437,8 +454,9 @@ fn refusing_unread(router: Router) -> Router {
     ))
 }
 
-/// Starts the victim's call, and a request with its id that waits at the gate. That request has been read and will be
-/// refused.
+/// Starts the victim's call, and a request with the same id that waits at the gate.
+///
+/// That request has been read and will be refused.
 async fn refusing_after_reading(server: Server) -> (Gate, Setup, Mcp, Connection, Connection) {
     let is_refused = |request: &Request| !request.headers().contains_key(AUTHORIZATION);
     let (mut gate, holding_back) = Gate::new(Held::ReadRequest, is_refused);
@@ -446,12 +464,12 @@ async fn refusing_after_reading(server: Server) -> (Gate, Setup, Mcp, Connection
     let setup = Plan::of(server).inside(refusing).start().await;
     let mcp = authorized(&setup).await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let refused = unauthorized(&setup, &mcp).await;
+    let refused = send_unauthorized(&setup, &mcp).await;
     gate.entered().await;
     (gate, setup, mcp, call, refused)
 }
 
-/// Reads the first exchange of this name, and never lets it pass.
+/// Reads the first exchange with this name but never lets it pass.
 fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> Router {
     let full = Arc::new(AtomicBool::new(true));
     move |router| {

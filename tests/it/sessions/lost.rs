@@ -1,4 +1,4 @@
-//! Sessions whose client has disconnected are closed after the lost timeout, and no other sessions are.
+//! Sessions whose client has disconnected are closed after the lost timeout. No others are.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
 
 const LOST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Less than [`LOST_TIMEOUT`], and more than the server needs to notice a disconnect.
+/// Less than [`LOST_TIMEOUT`], but more than the server needs to notice a disconnect.
 const SOME_TIME: Duration = Duration::from_secs(20);
 
 fn plan() -> Plan {
@@ -33,12 +33,12 @@ fn plan() -> Plan {
     Plan::of(Server::Wrapped).wrap(wrap)
 }
 
-/// A plan in which no call is tracked.
+/// Returns a plan in which no calls are tracked.
 fn untracked() -> Plan {
     plan().layer(|layer| layer.limits(Limits::default().calls(0)))
 }
 
-/// Advances the clock in steps in which the server notices disconnects.
+/// Advances the clock in steps, so that the server notices disconnects.
 async fn pass(setup: &Setup, clock: &StoppedClock, time: Duration) {
     let step = Duration::from_millis(500);
     let mut passed = Duration::ZERO;
@@ -56,7 +56,9 @@ async fn listen(mcp: &Mcp) -> Connection {
     standalone
 }
 
-/// Resumes a stream of the session, and asserts that the session stays open with it and is closed after it.
+/// Resumes one of a session's streams.
+///
+/// Asserts that the session stays open for as long as the stream, and is closed after it.
 async fn assert_lost_with_resumed_stream(
     setup: &Setup,
     clock: &StoppedClock,
@@ -74,7 +76,9 @@ async fn assert_lost_with_resumed_stream(
     until_closed(setup, mcp).await;
 }
 
-/// Disconnects the client from its standalone stream and asserts that its session is closed on time.
+/// Disconnects the client from a standalone stream.
+///
+/// Asserts that its session is closed on time.
 async fn assert_closed_after_its_standalone_stream(setup: &Setup, clock: &StoppedClock, mcp: &Mcp) {
     let standalone = listen(mcp).await;
     pass(setup, clock, 2 * LOST_TIMEOUT).await;
@@ -94,7 +98,10 @@ async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_close
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
     assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
-    assert!(is_open(&setup, &quiet).await, "this client had no stream");
+    assert!(
+        is_open(&setup, &quiet).await,
+        "this client has had no stream"
+    );
     clock.advance(IDLE).await;
     until_closed(&setup, &quiet).await;
 }
@@ -132,7 +139,10 @@ async fn a_request_shows_that_the_client_is_not_lost() {
     setup.assert_usable(&mcp).await;
 
     pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
-    assert!(is_open(&setup, &mcp).await, "the answers ended its streams");
+    assert!(
+        is_open(&setup, &mcp).await,
+        "its streams have ended with their answers"
+    );
 }
 
 /// The client resumes before the server notices that the old connection is closed.
@@ -165,7 +175,7 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
     assert_lost_with_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
 }
 
-/// A cancel from the client ends the stream of its call, not the client.
+/// When a client cancels a call, the call's stream ends but the client is still there.
 #[tokio::test]
 async fn a_client_that_cancels_its_call_is_not_lost() {
     let (clock, setup, mcp) = plan().stopped().await;
@@ -179,7 +189,7 @@ async fn a_client_that_cancels_its_call_is_not_lost() {
     assert!(is_open(&setup, &mcp).await);
 }
 
-/// A server that ends the stream asks its client to wait before it reconnects (SEP-1699).
+/// When a server ends a stream, it asks the client to wait before reconnecting (SEP-1699).
 #[tokio::test]
 async fn a_client_whose_standalone_stream_the_server_ended_is_not_lost() {
     let (clock, setup, mcp) = plan().stopped().await;
@@ -213,7 +223,7 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     assert!(is_open(&setup, &quiet).await);
 }
 
-/// The client has lost its standalone stream only and reads that of its call.
+/// The client has only lost its standalone stream and is reading its call's.
 #[tokio::test]
 async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
     let (clock, setup, mcp) = untracked().stopped().await;
@@ -260,7 +270,7 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
     assert_eq!(mcp.notify(initialized, json!({})).await, 202);
 }
 
-/// The end of such a call is not observed, and a close would end its handler.
+/// Such a call's end is not observed, and closing the session would end its handler.
 #[tokio::test]
 async fn a_client_that_disconnected_from_an_untracked_call_is_not_lost() {
     let (clock, setup, mcp) = untracked().stopped().await;
@@ -334,7 +344,7 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
     assert_lost_with_resumed_stream(&setup, &clock, &mcp, &last.expect("an event id")).await;
 }
 
-/// A standalone stream that is no use of its session still shows that its client is connected.
+/// Even a standalone stream that does not count as use shows that its client is connected.
 #[tokio::test]
 async fn a_client_that_disconnected_from_an_ignored_standalone_stream_is_lost() {
     let wrap = |_| {
@@ -360,7 +370,7 @@ async fn observers_are_notified_why_a_session_was_closed() {
                     session, reason, ..
                 } = event
                 {
-                    let _sent = sender.send(((*session).to_owned(), *reason));
+                    let _ = sender.send(((*session).to_owned(), *reason));
                 }
             })
     };
@@ -368,7 +378,7 @@ async fn observers_are_notified_why_a_session_was_closed() {
     let (deleted, lost, idle) = (setup.mcp().await, setup.mcp().await, setup.mcp().await);
     let standalone = listen(&lost).await;
     let mut found = async |mcp: &Mcp| loop {
-        let end = within("the end of the session", ends.recv()).await;
+        let end = within("the session to end", ends.recv()).await;
         let (session, reason) = end.expect("the observer exists");
         if Some(&*session) == mcp.session_id() {
             return reason;

@@ -1,4 +1,4 @@
-//! Sessions: to whom a call belongs, and what the wrapped session manager changes.
+//! Sessions: whom a call belongs to, and what the wrapped session manager changes.
 
 mod attempts;
 mod controlled_server;

@@ -1,4 +1,4 @@
-//! Observers are notified once of each session that opens or closes.
+//! Observers are notified once whenever a session opens or closes.
 
 use std::{
     sync::{Arc, Mutex, OnceLock},
@@ -9,7 +9,7 @@ use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent}
 use rmcp::transport::streamable_http_server::session::{SessionId, local::SessionConfig};
 
 use self::Notification::{Closed, Opened, Restored};
-use super::idle::soon;
+use super::idle::eventually;
 use crate::{
     setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK},
     support::*,
@@ -58,7 +58,7 @@ async fn a_session_that_its_client_ends() {
     assert_eq!(notifications.of(&mcp), [Opened]);
 
     assert_eq!(mcp.delete().await, 202);
-    // rmcp's task closes the session again when its handlers have returned.
+    // rmcp's task closes the session again once its handlers have returned.
     setup.assert_usable(&other).await;
     mcp.delete().await;
 
@@ -72,7 +72,10 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     let (setup, notifications) = start(|plan| plan.saving(SavedSessions::default())).await;
     let mcp = setup.mcp().await;
     clock.advance(IDLE + TICK).await;
-    soon("it is closed", async || notifications.of(&mcp).len() == 2).await;
+    eventually("the session to be closed", async || {
+        notifications.of(&mcp).len() == 2
+    })
+    .await;
     assert_eq!(notifications.of(&mcp), [Opened, Closed]);
 
     setup.assert_usable(&mcp).await;
@@ -80,7 +83,7 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     assert_eq!(notifications.of(&mcp), [Opened, Closed, Restored]);
 }
 
-/// The inner manager has lost the session, by a crash or by its own timer.
+/// The inner manager has lost the session, in a crash or because of its own timer.
 #[tokio::test]
 async fn a_session_that_another_replaces_is_reported_as_closed() {
     let (setup, notifications) = start(|plan| plan.saving(SavedSessions::default())).await;
@@ -126,7 +129,7 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Notifications) {
     (setup, notifications)
 }
 
-/// The inner manager closes the session after its calls were cancelled.
+/// The inner manager closes the session after its calls have been cancelled.
 #[tokio::test]
 async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() {
     let found: Arc<Mutex<Vec<bool>>> = Arc::default();
@@ -135,8 +138,11 @@ async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() 
     let plan = Plan::of(Server::Wrapped).wrap(move |local| {
         CancellableSessionManager::new(local).on_session(move |event| {
             if let SessionEvent::Closed { session, .. } = event {
-                let sessions = checks.get().expect("it has started").local();
-                let sessions = sessions.sessions.try_read().expect("it is free");
+                let sessions = checks.get().expect("the server has started").local();
+                let sessions = sessions
+                    .sessions
+                    .try_read()
+                    .expect("the sessions are not locked");
                 let is_there = sessions.keys().any(|id| **id == **session);
                 seen.lock().unwrap().push(is_there);
             }

@@ -1,4 +1,4 @@
-//! A session is found on every path and through every value of the service that its requests use.
+//! A session is found on every path that its requests use, and through every service value.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     support::*,
 };
 
-/// A server whose GETs wait inside the layer until the test lets them pass.
+/// A server whose GETs wait inside the layer until the test lets them through.
 struct Bench {
     served: Served,
     layer: CancelOnDisconnectLayer,
@@ -33,7 +33,9 @@ impl Bench {
         Self::of(service, build).await
     }
 
-    /// Starts two services with a session manager each. Both restore their sessions from one store.
+    /// Starts two services, each with its own session manager.
+    ///
+    /// Both restore their sessions from one store.
     async fn two() -> Self {
         let services = |tools: &Tools| {
             let store = Arc::new(SavedSessions::default());
@@ -70,9 +72,10 @@ impl Bench {
         }
     }
 
-    /// Asserts for two calls that a resume in time is held and attached although the server answers it only after the
-    /// grace. Then asserts that the resumed stream gets the answer of the first call, and the error of the second, which is
-    /// cancelled.
+    /// Asserts that two calls are kept by a resume that arrives in time.
+    ///
+    /// The server does not answer the resume until after the grace. The first call's resumed stream then gets its
+    /// answer, while the second call is cancelled and its stream gets the error.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
         self.check_of(clock, &mcp, path, label).await;
@@ -90,7 +93,8 @@ impl Bench {
             clock.advance(GRACE - TICK).await;
             let mut resumed = self.gate.resume(mcp, &primed.id.expect("an id")).await;
 
-            // First up to the end of the grace, because a deadline that is noticed later is deferred.
+            // The first step stops just past the end of the grace, because a deadline that is noticed later is
+            // postponed.
             for later in [2 * TICK, Duration::from_secs(3)] {
                 clock.advance(later).await;
                 for _ in 0..100 {
@@ -145,7 +149,9 @@ async fn a_session_is_found_through_a_service_value_for_each_method() {
     bench.check(&clock, "/mcp", "a").await;
 }
 
-/// Whatever suffixes a client invents under a nested service, later sessions are found as well as the first.
+/// Clients can make up any suffix under a nested service.
+///
+/// Later sessions are still found just like the first.
 #[tokio::test]
 async fn a_session_is_found_after_many_paths_that_clients_made_up() {
     let clock = StoppedClock::stop();
@@ -182,7 +188,7 @@ async fn a_session_is_found_also_where_it_was_restored_from_that_of_another_serv
     bench.check_of(&clock, &restored, "/b", "restored").await;
 }
 
-/// A session has a call at each of two services. Each call has the first stream there.
+/// A session has a call at each of two services, on the first stream of each.
 #[tokio::test]
 async fn the_cancel_of_a_call_at_one_service_does_not_end_a_stream_of_another() {
     let bench = Bench::two().await;
@@ -198,7 +204,7 @@ async fn the_cancel_of_a_call_at_one_service_does_not_end_a_stream_of_another() 
         calls.push((call, primed.id.expect("an id")));
     }
     let (lost, event) = calls.pop().expect("two");
-    assert_eq!(event, calls[0].1, "the same stream");
+    assert_eq!(event, calls[0].1, "both calls have the same event id");
     lost.fin();
     bench.events.detached(&there, 2).await;
     bench.gate.open();

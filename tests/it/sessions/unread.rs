@@ -1,7 +1,7 @@
 //! A client that is connected but does not read, over real sockets.
 //!
-//! rmcp's session worker waits for the slowest stream of its session. So such a client blocks all other calls of the
-//! session, and their cancels.
+//! rmcp's session worker waits for its session's slowest stream, so such a client blocks all other calls in the
+//! session, along with their cancels.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// More events than all buffers in between can hold.
+/// More events than all of the buffers in between can hold.
 const FLOOD: u32 = 10_000_000;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread") {
@@ -28,7 +28,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread
 async fn an_unread_stream_does_not_delay_the_cancel_of_another_call(server: Server) {
     let (setup, mcp) = stalling(server).client().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;
-    let unread = flooded(&setup, &mcp).await;
+    let unread = start_flood(&setup, &mcp).await;
 
     assert_cancels_in_time(&setup, &mcp, other).await;
     drop(unread);
@@ -47,12 +47,12 @@ async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: S
     assert_cancels_in_time(&setup, &mcp, other).await;
 }
 
-/// The inner stream is dropped first, which lets the cancel pass.
+/// The inner stream is dropped first, which lets the cancel through.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
-    let plan = small(server).grace(Grace::Never);
+    let plan = with_small_buffer(server).grace(Grace::Never);
     let (setup, mcp) = plan.layer(|layer| layer.call_timeout(time)).client().await;
-    let unread = flooded(&setup, &mcp).await;
+    let unread = start_flood(&setup, &mcp).await;
 
     assert_eq!(
         setup.events.ended(&mcp, 2).await,
@@ -64,15 +64,15 @@ async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     drop(unread);
 }
 
-// === The parts ===
+// === Helpers ===
 
-/// A server with so small a send buffer that the stream is soon full.
-fn small(server: Server) -> Plan {
+/// Plans a server with such a small send buffer that the stream is soon full.
+fn with_small_buffer(server: Server) -> Plan {
     Plan::of(server).send_buffer(16 * 1024)
 }
 
 fn stalling(server: Server) -> Plan {
-    small(server).layer(|layer| layer.stall_timeout(LIMIT))
+    with_small_buffer(server).layer(|layer| layer.stall_timeout(LIMIT))
 }
 
 fn flood(mcp: &Mcp) -> Request {
@@ -80,14 +80,16 @@ fn flood(mcp: &Mcp) -> Request {
 }
 
 /// Starts a call whose client does not read, and waits until the session is blocked.
-async fn flooded(setup: &Setup, mcp: &Mcp) -> Connection {
+async fn start_flood(setup: &Setup, mcp: &Mcp) -> Connection {
     let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
     unread.send(&flood(mcp)).await;
     until_blocked(setup, mcp).await;
     unread
 }
 
-/// Disconnects another call's client, which is cancelled soon after the stall timeout of the unread one.
+/// Disconnects another call's client.
+///
+/// The call is cancelled soon after the unread one's stall timeout.
 async fn assert_cancels_in_time(setup: &Setup, mcp: &Mcp, other: Connection) {
     let hung_up = Instant::now();
     other.fin();
@@ -110,6 +112,9 @@ async fn until_blocked(setup: &Setup, mcp: &Mcp) {
         if timeout(Duration::from_millis(200), answered).await.is_err() {
             return;
         }
-        assert!(setup.witness.is_running("flood"), "it was never blocked");
+        assert!(
+            setup.witness.is_running("flood"),
+            "the session was never blocked"
+        );
     }
 }

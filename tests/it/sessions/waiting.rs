@@ -1,4 +1,4 @@
-//! Requests that wait between the layer and rmcp for longer than the idle timeout of their session.
+//! Requests that wait between the layer and rmcp for longer than the session's idle timeout.
 
 use crate::setup::Setup;
 use std::{sync::Arc, time::Duration};
@@ -13,12 +13,12 @@ use rmcp::transport::streamable_http_server::session::local::SessionConfig;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use super::idle::{by_default, is_open, settle, soon};
+use super::idle::{default_plan, eventually, is_open, settle};
 use crate::{setup::StoppedClock, support::*};
 
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// The header of a request that waits. Its value is when it waits: before or after its body is read.
+/// The header of a request that waits. Its value specifies whether it waits before or after its body is read.
 const WAIT_HEADER: &str = "x-waits";
 
 /// A queue in front of rmcp.
@@ -51,7 +51,7 @@ impl Queue {
         router.layer(from_fn(wait))
     }
 
-    async fn is_waited_in(&self) {
+    async fn entered(&self) {
         within("a request to wait", self.waiting.notified()).await;
     }
 }
@@ -64,7 +64,7 @@ async fn a_call_that_waits_keeps_its_session() {
         let mcp = setup.mcp().await;
         let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
         let mut call = mcp.send(&call.header(WAIT_HEADER, when)).await;
-        queue.is_waited_in().await;
+        queue.entered().await;
         settle(&setup).await;
         assert_eq!(setup.calls.len(), usize::from(when == "after"));
 
@@ -75,7 +75,7 @@ async fn a_call_that_waits_keeps_its_session() {
         queue.turn.notify_one();
         let answer = call.answer().await.expect("an answer");
         assert_eq!(answer["result"]["content"][0]["text"], "late", "{when}");
-        closes(&clock, &setup, &mcp).await;
+        assert_closed(&clock, &setup, &mcp).await;
     }
 }
 
@@ -86,7 +86,7 @@ async fn a_stream_that_waits_to_be_opened_keeps_its_session() {
     let mcp = setup.mcp().await;
     let listen = mcp.get_request().header(WAIT_HEADER, "before");
     let mut listen = mcp.send(&listen).await;
-    queue.is_waited_in().await;
+    queue.entered().await;
     settle(&setup).await;
 
     clock.advance(2 * IDLE).await;
@@ -101,11 +101,11 @@ async fn a_stream_that_waits_to_be_opened_keeps_its_session() {
 async fn a_call_that_waits_behind_an_early_head_keeps_its_session() {
     let queue = Queue::default();
     let inside = queue.clone();
-    let plan = by_default().layer(|layer| layer.commit_after(IDLE / 2));
+    let plan = default_plan().layer(|layer| layer.commit_after(IDLE / 2));
     let (clock, setup, mcp) = plan.inside(|router| inside.before(router)).stopped().await;
     let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
     let mut call = mcp.send(&call.header(WAIT_HEADER, "after")).await;
-    queue.is_waited_in().await;
+    queue.entered().await;
     settle(&setup).await;
     clock.advance(IDLE / 2 + Duration::from_millis(1)).await;
     assert_eq!(call.head().await.status, 200);
@@ -126,16 +126,16 @@ async fn a_waiting_call_of_a_disconnected_client_does_not_keep_its_session_open(
     let mcp = setup.mcp().await;
     let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
     let call = mcp.send(&call.header(WAIT_HEADER, "before")).await;
-    queue.is_waited_in().await;
+    queue.entered().await;
 
     drop(call);
     settle(&setup).await;
-    closes(&clock, &setup, &mcp).await;
+    assert_closed(&clock, &setup, &mcp).await;
 }
 
-/// Asserts that the session is closed as an idle one.
-async fn closes(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
-    soon("the session is closed", async || {
+/// Asserts that the session is closed for being idle.
+async fn assert_closed(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
+    eventually("the session to be closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(setup, mcp).await
     })
@@ -145,6 +145,6 @@ async fn closes(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
 async fn queued() -> (Setup, Queue) {
     let queue = Queue::default();
     let inside = queue.clone();
-    let plan = by_default().inside(|router| inside.before(router));
+    let plan = default_plan().inside(|router| inside.before(router));
     (plan.start().await, queue)
 }

@@ -20,11 +20,11 @@ pub(super) enum InPoll {
     Panics,
     /// The call is cancelled on the server.
     Cancels,
-    /// The connection of another call is dropped.
+    /// Another call's connection is dropped.
     DropsAnother,
 }
 
-/// The act that is planned, and the poll of the watched exchange at which it happens.
+/// The planned act, and the poll of the watched exchange at which it happens.
 #[derive(Clone, Default)]
 pub(super) struct Inside(Arc<Mutex<Option<Planned>>>);
 
@@ -75,7 +75,7 @@ impl Inside {
             {
                 Some(None) => planned.take(),
                 Some(Some(left)) => {
-                    planned.as_mut().expect("it is there").polls_left = left;
+                    planned.as_mut().expect("an act is planned").polls_left = left;
                     None
                 }
                 None => None,

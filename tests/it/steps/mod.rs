@@ -1,10 +1,12 @@
-//! Steps: an act at step n, for every n. After each poll of an exchange, and inside each poll of the inner service, the
-//! client disconnects or resumes, or the call is cancelled. rmcp is real but in process, so that the same steps happen
-//! in the same order. The clock moves only when the test advances it.
+//! Steps: something happens at step n, for every n.
 //!
-//! Whatever the act and the step, a call ends once, and its token fires iff it was cancelled. The server gets each
-//! cancel at most once, and no cancel of another call. What the client receives is a prefix of the complete response,
-//! and no state remains.
+//! After each poll of an exchange, and inside each poll of the inner service, the client disconnects or resumes, or the
+//! call is cancelled. rmcp is real but runs in process, so that the same steps happen in the same order. The clock only
+//! moves when the test advances it.
+//!
+//! Whatever happens at whichever step, a call ends once, and its token fires if and only if it has been cancelled. The
+//! server gets each cancel at most once, and never one for another call. What the client receives is a prefix of the
+//! complete response, and no state remains.
 
 mod inside;
 mod world;
@@ -32,22 +34,22 @@ enum Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Disconnects,
-    /// The client disconnects and resumes its stream if it can.
+    /// The client disconnects and resumes its stream, if it can.
     Resumes,
     /// The client resumes its stream before the server notices the disconnect.
     ResumesBeforeDisconnect,
     /// The client disconnects, resumes, and disconnects again.
     ResumesThenDisconnects,
-    /// The call is cancelled on the server, and its client reads on.
+    /// The call is cancelled on the server while its client keeps reading.
     Cancelled,
     CancelledThenDisconnects,
     /// The handler may answer, and the client disconnects this many turns of the runtime later.
     AnswersThenDisconnects(usize),
-    /// This happens inside the poll of the inner service.
+    /// Something happens inside a poll of the inner service.
     Inside(InPoll),
 }
 
-/// Number of polls after which every exchange here is over.
+/// The number of polls after which every exchange in these tests is over.
 const MAX_STEPS: usize = 200;
 
 const SERVERS: [Server; 4] = [
@@ -98,7 +100,7 @@ fn at_every_step(acts: &[Act]) {
                 for step in 0..=last_step(handler, whole.0) {
                     let case = format!("{act:?} at step {step}: {server:?}, {handler:?}");
                     World::run(server, handler, async |world| {
-                        world.happens(*act, step, &whole.1, &case).await;
+                        world.perform(*act, step, &whole.1, &case).await;
                         world.assert_over(&case).await;
                     });
                 }
@@ -107,6 +109,8 @@ fn at_every_step(acts: &[Act]) {
     }
 }
 
+/// Returns the last step to test.
+///
 /// A waiting handler makes no more progress after some step.
 fn last_step(handler: Handler, polls: usize) -> usize {
     match handler {
@@ -118,9 +122,9 @@ fn last_step(handler: Handler, polls: usize) -> usize {
 // === impl World ===
 
 impl World {
-    async fn happens(&mut self, act: Act, step: usize, whole: &str, case: &str) {
+    async fn perform(&mut self, act: Act, step: usize, whole: &str, case: &str) {
         if let Act::Inside(what) = act {
-            return self.happens_inside(what, step, whole, case).await;
+            return self.perform_inside(what, step, whole, case).await;
         }
         let mut call = self.call();
         call.read(step).await;
@@ -172,7 +176,9 @@ impl World {
         }
     }
 
-    /// The client reads the resumed stream to its end. It must have the answer by then, if there is one.
+    /// The client reads the resumed stream in full.
+    ///
+    /// By then it must have the answer, if there is one.
     async fn read_on(&mut self, mut old: Call, resumed: Option<Call>, whole: &str, case: &str) {
         let before = old.text.clone();
         let can_come_back = resumed.is_some();
@@ -193,12 +199,12 @@ impl World {
         resumed.disconnect();
     }
 
-    async fn happens_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
+    async fn perform_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
         self.plan_inside(what, step).await;
         let mut call = self.call();
         call.read(MAX_STEPS).await;
         let panicked = call.last == Polled::Panicked;
-        // The other call has the first stream of the session.
+        // The other call has the session's first stream.
         let text = match what {
             InPoll::DropsAnother => call.text.replace("/1\n", "/0\n"),
             InPoll::Panics | InPoll::Cancels => call.text.clone(),
@@ -215,7 +221,7 @@ impl World {
 
     /// Advances the clock and asserts everything that must be true at the end.
     async fn assert_over(&mut self, case: &str) {
-        // A jump of the clock makes a deadline late, and a late deadline is deferred once.
+        // A jump of the clock makes a deadline late, and a late deadline is postponed once.
         for _ in 0..6 {
             self.pass(Duration::from_secs(8)).await;
         }
@@ -233,7 +239,7 @@ impl World {
             .filter(|kind| **kind == EventKind::Started)
             .count();
         assert_eq!(ends.len(), started, "{case}: {events:?}");
-        // A call that is dropped before its body is read is not known as a call.
+        // A call that is dropped before its body has been read is not known as a call.
         let failed = |kind: &EventKind| matches!(kind, EventKind::CancelFailed(_));
         assert!(!events.iter().any(failed), "{case}: {events:?}");
         let cancelled = ends.iter().filter_map(|outcome| match outcome {
@@ -242,14 +248,18 @@ impl World {
         });
         let cancelled: Vec<_> = cancelled.collect();
         let mut reasons = self.reasons();
-        // If a call ended before its handler started, no handler holds its token.
+        // If a call has ended before its handler started, no handler holds its token.
         assert!(
             reasons.len() <= cancelled.len(),
             "{case}: {reasons:?} for {cancelled:?}"
         );
         reasons.retain(|reason| !cancelled.contains(reason));
         assert!(reasons.is_empty(), "{case}: {reasons:?} for {cancelled:?}");
-        assert_eq!(self.running(), 0, "{case}: a handler runs on: {events:?}");
+        assert_eq!(
+            self.running(),
+            0,
+            "{case}: a handler is still running: {events:?}"
+        );
         let reached = self.cancelled_ids();
         assert!(
             reached.len() <= cancelled.len(),

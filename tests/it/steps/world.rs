@@ -40,7 +40,7 @@ use crate::{
     support::{Mode, PATH, Witness, handshake, server::report},
 };
 
-/// The JSON-RPC id of the call. No other source produces this number.
+/// The call's JSON-RPC id. No other source produces this number.
 const ID: u64 = 7;
 
 /// The id of the call whose connection is dropped inside a poll.
@@ -48,7 +48,7 @@ const OTHER: u64 = 8;
 
 const VERSION: &str = "2025-06-18";
 
-/// After this many turns of the runtime, every task has made all the progress that it can.
+/// The number of turns of the runtime after which every task has got as far as it can.
 const MAX_TURNS: usize = 64;
 
 pub(super) struct World {
@@ -64,7 +64,7 @@ pub(super) struct World {
     inside: Inside,
 }
 
-/// An exchange, as its client's connection holds it.
+/// An exchange, as its client's connection sees it.
 pub(super) struct Call {
     stage: Stage,
     pub(super) polls: usize,
@@ -90,7 +90,7 @@ pub(super) enum Polled {
 // === impl World ===
 
 impl World {
-    /// Runs a test in a world of its own.
+    /// Runs a test in its own world.
     pub(super) fn run<T>(
         server: Server,
         handler: Handler,
@@ -218,7 +218,7 @@ impl World {
         Call::new(self.router.clone(), request.expect("a request"))
     }
 
-    /// Returns the resume before its first poll, or `None` if the client has seen no event id.
+    /// Returns the resume before its first poll, or `None` if the client has no event id.
     pub(super) fn resume(&self, call: &Call) -> Option<Call> {
         let id = call.last_event_id().filter(|_| self.session.is_some())?;
         let request = self.request("GET").header("last-event-id", id);
@@ -272,13 +272,15 @@ impl World {
         self.events.all()
     }
 
-    /// Returns the reasons of all handlers' tokens that have fired.
+    /// Returns the reasons from all handlers' tokens that have fired.
     pub(super) fn reasons(&self) -> Vec<CancelReason> {
         let tokens = self.tokens.lock().expect("no panic");
         tokens.iter().filter_map(CallToken::reason).collect()
     }
 
-    /// Returns the ids of the cancels that reached the server. Asserts that each id was used and was cancelled once.
+    /// Returns the ids of the cancels that have reached the server.
+    ///
+    /// Asserts that each id has been used, and cancelled only once.
     pub(super) fn cancelled_ids(&mut self) -> Vec<Value> {
         let mut reached = Vec::new();
         while let Ok(cancelled) = self.cancels.try_recv() {
@@ -295,7 +297,7 @@ impl World {
     }
 }
 
-/// A body in two frames. Before each frame one poll returns `Pending`.
+/// Returns a body in two frames, with one `Pending` poll before each.
 fn in_pieces(text: String) -> Body {
     let (first, second) = text.split_at(text.len() / 2);
     let pieces = [first.to_owned(), second.to_owned()].into_iter();
@@ -333,7 +335,7 @@ impl Call {
         }
     }
 
-    /// Polls the exchange this many times. Other tasks run after each poll.
+    /// Polls the exchange this many times, with other tasks running after each poll.
     pub(super) async fn read(&mut self, polls: usize) {
         for _ in 0..polls {
             if self.is_over() {
@@ -376,7 +378,7 @@ impl Call {
         matches!(self.stage, Stage::Over)
     }
 
-    /// Drops the exchange, as if its connection closed.
+    /// Drops the exchange, as if its connection had closed.
     pub(super) fn disconnect(&mut self) {
         self.stage = Stage::Over;
     }

@@ -1,4 +1,4 @@
-//! An example as a process of its own.
+//! An example that runs in its own process.
 
 use std::{net::SocketAddr, path::PathBuf, process::Stdio};
 
@@ -10,10 +10,10 @@ use tokio::{
 
 use super::within;
 
-/// A running server from `examples/`. It is stopped when this is dropped.
+/// A running server from `examples/`, which is killed when this is dropped.
 pub(crate) struct Example {
     pub(crate) process: Child,
-    /// The lines that it prints after its address.
+    /// The lines it prints after its address.
     pub(crate) stdout: Lines<BufReader<ChildStdout>>,
     pub(crate) addr: SocketAddr,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Example {
 // === impl Example ===
 
 impl Example {
-    /// Starts the example and waits until it listens.
+    /// Starts the example and waits until it is listening.
     ///
     /// The example takes its address as an argument, and first prints `listening on http://…/mcp`.
     pub(crate) async fn start(name: &str) -> Self {
@@ -47,7 +47,9 @@ impl Example {
     }
 }
 
-/// Builds the example and returns its path. `cargo test --test it` does not build examples.
+/// Builds the example and returns its path.
+///
+/// This is needed because `cargo test --test it` does not build examples.
 async fn build(name: &str) -> PathBuf {
     let cargo = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! A server that is not rmcp. It accepts calls and acts on no other message.
+//! A server that is not rmcp's. It accepts calls but does not act on any other message.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::log::Log;
 
-/// A server that answers each request for a stream with one, whose events the test writes.
+/// A server that answers every request for a stream with one, whose events the test writes.
 pub(crate) struct Foreign {
     pub(crate) layer: CancelOnDisconnectLayer,
     pub(crate) log: Log,
@@ -74,7 +74,7 @@ impl Foreign {
                     return Ok::<_, Infallible>(response);
                 }
                 let (feed, events) = mpsc::unbounded_channel::<Bytes>();
-                feed_sender.send(feed).expect("the test exists");
+                feed_sender.send(feed).expect("the test is still running");
                 let events = stream::unfold(events, async |mut events| {
                     let event = events.recv().await?;
                     Some((Ok::<_, Infallible>(event), events))
@@ -101,7 +101,7 @@ impl Foreign {
         }
     }
 
-    /// Returns the token of the first request.
+    /// Returns the first request's token.
     pub(crate) fn token(&self) -> CallToken {
         self.token
             .lock()
@@ -110,12 +110,12 @@ impl Foreign {
             .expect("a request has arrived")
     }
 
-    /// Plans an action for the moment at which the server gets the next request.
+    /// Runs an action when the server receives the next request.
     pub(crate) fn on_next_request(&self, action: impl FnOnce() + Send + 'static) {
         *self.on_next_request.lock().unwrap() = Some(Box::new(action));
     }
 
-    /// Sends the client's own cancel of a call.
+    /// Sends a cancel for a call, as its client would.
     pub(crate) async fn cancel(&self, id: i64) {
         let message = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } });
         let request = http::Request::post("/mcp").header("content-type", "application/json");
@@ -131,12 +131,12 @@ impl Foreign {
         self.cancels.load(Ordering::Relaxed)
     }
 
-    /// Sends a call in a session.
+    /// Sends a call within the session.
     pub(crate) async fn call(&self, id: i64) -> Body {
         self.send_call(id, Some("s"), None).await
     }
 
-    /// Sends a call without a session. `version` is its revision, if it has one.
+    /// Sends a call without a session, and with a protocol `version` if there is one.
     pub(crate) async fn call_without_session(&self, id: i64, version: Option<&str>) -> Body {
         self.send_call(id, None, version).await
     }
@@ -155,7 +155,7 @@ impl Foreign {
         self.send(request, Body::from(message.to_string())).await
     }
 
-    /// Sends a GET of the session that resumes after this event.
+    /// Sends a GET in the session that resumes after this event.
     pub(crate) async fn resume(&self, id: impl AsRef<[u8]>) -> Body {
         let request = http::Request::get("/mcp").header("last-event-id", id.as_ref());
         let request = request.header("mcp-session-id", "s");
@@ -171,12 +171,12 @@ impl Foreign {
         response.into_body()
     }
 
-    /// Writes into the first stream.
+    /// Writes to the first stream.
     pub(crate) fn send_event(&self, event: &str) {
         self.write(0, event);
     }
 
-    /// Writes into the newest stream.
+    /// Writes to the newest stream.
     pub(crate) fn send_event_to_newest(&self, event: &str) {
         let last = self.open.lock().unwrap().len() - 1;
         self.write(last, event);
@@ -196,7 +196,10 @@ impl Foreign {
 
     /// Reads the next frame.
     pub(crate) async fn frame(body: &mut Body) {
-        body.frame().await.expect("a frame").expect("it is whole");
+        body.frame()
+            .await
+            .expect("a frame")
+            .expect("the body does not fail");
     }
 }
 

@@ -1,8 +1,8 @@
-//! A log of the layer's events.
+//! A log of what the layer reports.
 
 #![allow(
     unreachable_pub,
-    reason = "nothing of a test binary is reachable; `pub` means: for the tests"
+    reason = "nothing in a test binary is reachable, so `pub` means that it is for the tests"
 )]
 
 use std::{
@@ -16,7 +16,7 @@ use mcp_cancel_on_disconnect::{
     observe::ParseFailure,
 };
 
-/// The layer's events in order. Clones share them.
+/// The layer's events in order. All clones share the same log.
 #[derive(Clone, Debug)]
 pub struct Log(Arc<Mutex<Vec<Happened>>>);
 
@@ -31,7 +31,7 @@ pub enum Happened {
     Other(String),
 }
 
-/// The call of an event.
+/// The call an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub id: RequestId,
@@ -48,7 +48,7 @@ impl Log {
         Self(Arc::default())
     }
 
-    /// Returns a log of everything that `layer` reports from now on.
+    /// Adds an observer to `layer`, and returns both the layer and the observer's log.
     pub fn of(layer: CancelOnDisconnectLayer) -> (CancelOnDisconnectLayer, Self) {
         let log = Self::new();
         let writer = log.clone();
@@ -68,7 +68,7 @@ impl Log {
         events.iter().filter(started).count()
     }
 
-    /// Returns the outcomes of the calls with this id that have ended so far, in order.
+    /// Returns the outcomes so far, in order, for calls with this id.
     pub fn ends(&self, id: &RequestId) -> Vec<Outcome> {
         let ended = |event: &Happened| match event {
             Happened::Ended(call, outcome) if call.id == *id => Some(*outcome),
@@ -77,7 +77,7 @@ impl Log {
         self.lock().iter().filter_map(ended).collect()
     }
 
-    /// Returns the calls that were cancelled so far, with their reasons.
+    /// Returns the calls that have been cancelled so far, with their reasons.
     pub fn cancelled(&self) -> Vec<(RequestId, CancelReason)> {
         let cancelled = |event: &Happened| match event {
             Happened::Ended(call, Outcome::Cancelled(reason)) => Some((call.id.clone(), *reason)),
@@ -86,9 +86,9 @@ impl Log {
         self.lock().iter().filter_map(cancelled).collect()
     }
 
-    /// Writes an event, but not the detachment of a call that is cancelled at once.
+    /// Writes an event, unless it is the detachment of a call that is cancelled at once.
     ///
-    /// The end of such a call carries the same information.
+    /// The event for the end of such a call carries the same information.
     fn write(&self, event: &Event<'_>) {
         if let Event::Detached { grace, .. } = event
             && *grace == Some(Duration::ZERO)
@@ -126,7 +126,7 @@ impl Call {
     }
 }
 
-/// Returns the id of a call that has a number.
+/// Returns a numeric call id.
 pub fn number(id: i64) -> RequestId {
     RequestId::Number(id)
 }

@@ -1,12 +1,12 @@
-//! Servers with the layer in place, and everything that a test may observe of them.
+//! Servers with the layer in place, and everything that a test can observe about them.
 //!
-//! | module | job |
+//! | module | contents |
 //! |---|---|
-//! | [`setup`] | a server with the layer in place, in each way it may be used |
+//! | [`setup`] | a server with the layer in place, in each way in which it can be used |
 //! | [`stack`], [`foreign`] | other servers behind the layer |
-//! | [`example`] | an example as a process of its own |
-//! | [`log`] | the layer's events as data |
-//! | [`test_support`] | a crate of its own that knows nothing of the layer: clients, server and witness |
+//! | [`example`] | an example that runs in its own process |
+//! | [`log`] | what the layer reports, as data |
+//! | [`test_support`] | a separate crate that knows nothing about the layer: clients, server and witness |
 
 pub(crate) mod example;
 pub(crate) mod foreign;

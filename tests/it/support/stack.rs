@@ -2,12 +2,12 @@
 
 #![allow(
     unreachable_pub,
-    reason = "nothing of a test binary is reachable; `pub` means: for the tests"
+    reason = "nothing in a test binary is reachable, so `pub` means that it is for the tests"
 )]
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation should end the test, but clippy only exempts functions marked #[test]"
 )]
 
 use std::{any::Any, net::SocketAddr, sync::Arc};
@@ -34,13 +34,13 @@ pub type Bare = StreamableHttpService<Tools, LocalSessionManager>;
 pub enum SessionMode {
     /// Sessions whose manager binds the calls.
     Wrapped,
-    /// Sessions of rmcp's own manager. Calls are read from the body and cancelled by a replay.
+    /// Sessions with rmcp's own manager. Calls are read from the body, and cancelled by replaying a cancel.
     LayerOnly,
-    /// No sessions. Answers are event streams.
+    /// No sessions, and responses are event streams.
     Stateless,
 }
 
-/// A running server whose layer has no grace, and everything that can be observed of it.
+/// A running server whose layer has no grace, and everything that can be observed about it.
 pub struct Bench {
     pub mode: SessionMode,
     pub witness: Witness,
@@ -62,7 +62,7 @@ impl SessionMode {
         }
     }
 
-    /// Returns the rmcp server in this mode at [`PATH`], without any layer.
+    /// Returns rmcp in this mode at [`PATH`], without any layer.
     pub fn router(self, witness: &Witness) -> Router {
         let tools = listening(witness);
         match self {
@@ -71,7 +71,7 @@ impl SessionMode {
         }
     }
 
-    /// Returns a client of that server, with a session if the server has sessions.
+    /// Returns a client for that server, with a session if the server has sessions.
     pub async fn client(self, addr: SocketAddr, headers: &[(&str, &str)]) -> Mcp {
         let client = Mcp::stateless(addr, PATH);
         let client = headers
@@ -84,9 +84,10 @@ impl SessionMode {
     }
 }
 
-/// Returns tools whose handlers ask for the tokens of their calls.
+/// Returns tools whose handlers ask for their call's token.
 ///
-/// A call whose token was requested ends as cancelled, even without a session. Otherwise it would end as abandoned.
+/// A call whose token has been requested ends as cancelled, even without a session. Otherwise it would end as
+/// abandoned.
 pub fn listening(witness: &Witness) -> Tools {
     Tools::new(witness).on_start(|_, context| drop(CallToken::of(context)))
 }
@@ -104,7 +105,7 @@ pub fn bare() -> Arc<LocalSessionManager> {
 // === impl Bench ===
 
 impl Bench {
-    /// Serves the app that `build` makes of the bare router and the layer.
+    /// Serves the app that `build` makes from the bare router and the layer.
     pub async fn new(
         mode: SessionMode,
         build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router,
@@ -116,7 +117,7 @@ impl Bench {
         Self::start(mode, start).await
     }
 
-    /// Serves the app that is made of rmcp's service and the layer. Both functions must do the same.
+    /// Serves the app made from rmcp's service and the layer. Both functions must do the same.
     pub async fn wired(
         mode: SessionMode,
         wire_wrapped: fn(Wrapped, CancelOnDisconnectLayer) -> Router,
@@ -136,7 +137,7 @@ impl Bench {
         Self::start(mode, start).await
     }
 
-    /// Has `start` run the server and keeps its result until the bench is dropped.
+    /// Runs the server with `start`, and keeps its result until the bench is dropped.
     pub async fn start<S: 'static>(
         mode: SessionMode,
         start: impl AsyncFnOnce(&Witness, CancelOnDisconnectLayer) -> (SocketAddr, S),

@@ -1,4 +1,6 @@
-//! The expected outcome of a story, derived only from what the manual promises of graces and retained answers.
+//! The expected outcome of a story.
+//!
+//! It is derived only from what the manual promises about graces and retained answers.
 
 use std::time::Duration;
 
@@ -12,13 +14,13 @@ use crate::setup::Server;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two times that are closer than this are not judged, because either may be first.
+/// Two times that are closer than this are not judged, because either could be the first.
 const CLOSE: Duration = Duration::from_millis(1_500);
 
-/// Minimum time for which an answer is retained.
+/// The minimum time for which an answer is retained.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
-/// A detachment of a call, from its client's point of view.
+/// A call's detachment from its client's point of view.
 struct Detachment<'a> {
     story: &'a Story,
     since: Duration,
@@ -33,7 +35,7 @@ struct Detachment<'a> {
 enum Expected {
     CompletedAt(Duration),
     CancelledAt(Duration),
-    /// Two times are too close to one another to be judged.
+    /// Two times are too close to each other to be judged.
     Anything,
 }
 
@@ -62,7 +64,7 @@ fn fault_of_call(
     history: &History,
 ) -> Option<String> {
     let Some((called_at, ClientFact::Called)) = its.client.first() else {
-        return Some("it was never sent".to_owned());
+        return Some("the call was never sent".to_owned());
     };
     let completes = *called_at + call.lasts;
     let mut expected = Expected::CompletedAt(completes);
@@ -122,7 +124,7 @@ fn fault_of_call(
             }
             continue;
         }
-        // The call completed while its client was disconnected.
+        // The call has completed while its client was disconnected.
         if story.server == Server::LayerOnly {
             break;
         }
@@ -137,7 +139,7 @@ fn fault_of_call(
             .any(|(at, fact)| *at >= resumed && *fact == ClientFact::Answered);
         if status != 200 || !answered {
             return Some(format!(
-                "back at {resumed:?} with status {status} for an answer that is kept to {kept_until:?}"
+                "back at {resumed:?} with status {status} for an answer that is kept until {kept_until:?}"
             ));
         }
         break;
@@ -158,9 +160,10 @@ fn fault_of_call(
     })
 }
 
-/// Returns the longest `retry` of the session's streams that ended before this time: at least, and at most.
+/// Returns the longest `retry` of the session's streams that have ended by this time.
 ///
-/// It is remembered while the session has a call in flight. Streams that ended at almost the same time may count.
+/// The result is a lower and an upper bound. The `retry` is remembered while the session has a call in flight. Streams
+/// that ended at almost the same time may or may not count.
 fn retries_of_session(history: &History, time: Duration) -> (Duration, Duration) {
     let (mut at_least, mut at_most) = (Duration::ZERO, Duration::ZERO);
     for call in &history.calls {
@@ -186,7 +189,7 @@ fn retries_of_session(history: &History, time: Duration) -> (Duration, Duration)
     (at_least, at_most)
 }
 
-/// Checks that nothing is reported twice, and that each report fits the one before.
+/// Checks that nothing is reported twice, and that each report fits the previous one.
 fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
     let mut is_attached = false;
     let mut is_over = false;
@@ -205,23 +208,29 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
     }
     let outcome = match its.reports.last() {
         Some((_, Report::Ended(outcome))) => *outcome,
-        _ => return Some(format!("its end is not reported: {:?}", its.reports)),
+        _ => {
+            return Some(format!(
+                "the end of the call is not reported: {:?}",
+                its.reports
+            ));
+        }
     };
     let is_right = match its.handler {
-        // The layer alone cannot observe an answer whose client is disconnected.
+        // The layer alone cannot observe an answer to a client that is disconnected.
         Some((_, HandlerEnd::Completed)) => {
             outcome == Outcome::Completed || story.server == Server::LayerOnly
         }
         Some((_, HandlerEnd::Cancelled)) => matches!(outcome, Outcome::Cancelled(_)),
         None => false,
     };
-    (!is_right).then(|| format!("{outcome:?} is reported of {:?}", its.handler))
+    (!is_right).then(|| format!("{outcome:?} is reported for {:?}", its.handler))
 }
 
 // === impl Detachment ===
 
 impl Detachment<'_> {
-    /// Returns the time at which the call is cancelled, if its client is not back and has no answer by `until`.
+    /// Returns when the call is cancelled if it has no client and no answer by `until`.
+    ///
     /// `Some(None)` means never. Returns `None` if the time is too close to another one to be judged.
     fn deadline(
         &self,
@@ -251,7 +260,7 @@ impl Detachment<'_> {
         Some(Some(deadline))
     }
 
-    /// Returns `None` if the call runs on.
+    /// Returns `None` if the call keeps running.
     fn grace(&self) -> Option<Duration> {
         if self.is_resumed_elsewhere || self.story.is_exempt {
             return None;
@@ -280,7 +289,7 @@ impl Detachment<'_> {
         MIN_GRACE.max(attempts).max(self.resume_time())
     }
 
-    /// Returns the `retry`, and time for the network.
+    /// Returns the `retry`, plus time for the network.
     fn resume_time(&self) -> Duration {
         if self.can_return {
             self.retry + self.retry.min(5 * SECOND)

@@ -1,4 +1,6 @@
-//! A story: the setup of a server, and the planned behaviour of its clients and handlers over several hours.
+//! A story: a server's setup, and what its clients and handlers are going to do.
+//!
+//! It lasts several hours.
 
 use std::time::Duration;
 
@@ -17,14 +19,18 @@ pub(super) struct Story {
     pub(super) confirm: Option<Confirm>,
     /// How long a session may be idle, if its manager is wrapped.
     pub(super) idle: Duration,
-    /// The `retry` with which every stream starts. Without it, no event before the first message has an id.
+    /// The `retry` with which every stream starts.
+    ///
+    /// Without it, no event before the first message has an id.
     pub(super) retry: Option<Duration>,
-    /// If set, the events of all calls are stored. The store also ends each resumed stream.
+    /// Whether all calls' events are stored.
+    ///
+    /// The store also ends each resumed stream.
     pub(super) is_stored: bool,
     pub(super) calls: Vec<CallStory>,
 }
 
-/// How often the cancel of an orphan is postponed, and for how long each time.
+/// How often an orphan's cancel is postponed, and for how long each time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Confirm {
     pub(super) times: u32,
@@ -36,9 +42,9 @@ pub(super) struct CallStory {
     pub(super) starts: Duration,
     /// How long the handler works.
     pub(super) lasts: Duration,
-    /// The losses of the client, in order.
+    /// The client's losses, in order.
     pub(super) losses: Vec<Loss>,
-    /// If set, the client does not resume after the last loss.
+    /// Whether the client does not resume after the last loss.
     pub(super) stops_resuming: bool,
 }
 
@@ -58,8 +64,9 @@ pub(super) enum How {
     EndedByServer {
         retry: Option<Duration>,
     },
-    /// The client disconnects and resumes on another server. That server reports the resume before (`first`) or after
-    /// the old connection is dropped.
+    /// The client disconnects and resumes on another server.
+    ///
+    /// That server reports the resume either before (`first`) or after the old connection is dropped.
     ResumedElsewhere {
         first: bool,
     },
@@ -68,7 +75,7 @@ pub(super) enum How {
 // === impl Story ===
 
 impl Story {
-    /// Returns a story with default options and no call.
+    /// Returns a story with default options and no calls.
     pub(super) fn of(server: Server, grace: Grace) -> Self {
         Self {
             server,
@@ -82,7 +89,7 @@ impl Story {
         }
     }
 
-    /// Adds a call that works for this time and loses its client in these ways.
+    /// Adds a call that works for this long and loses its client in these ways.
     pub(super) fn call(mut self, lasts: Duration, losses: &[Loss]) -> Self {
         self.calls.push(CallStory {
             starts: Duration::ZERO,
@@ -93,7 +100,7 @@ impl Story {
         self
     }
 
-    /// Makes the client of the last call give up after its last loss.
+    /// Makes the last call's client give up after its last loss.
     pub(super) fn stops_resuming(mut self) -> Self {
         if let Some(call) = self.calls.last_mut() {
             call.stops_resuming = true;
@@ -181,12 +188,12 @@ impl Loss {
         let retry = dice.coin().then(|| time(dice, SECOND, 900 * SECOND));
         let is_wrapped = story.server == Server::Wrapped;
         let how = match dice.roll() % 5 {
-            // A store's event ids do not show which stream to end.
+            // A store's event ids do not reveal which stream to end.
             0 | 1 if !story.is_stored => How::EndedByServer { retry },
             2 if is_wrapped => How::ResumedElsewhere { first: dice.coin() },
             _ => How::HangsUp,
         };
-        // Five times the `retry` that the server sent, as in the manual.
+        // Five times the `retry` sent by the server, as in the manual.
         let sent_retry = match (how, story.grace) {
             (_, Grace::After(_)) => Duration::ZERO,
             (How::EndedByServer { retry }, _) => 5 * retry.unwrap_or_default(),
@@ -204,7 +211,7 @@ impl Loss {
         }
     }
 
-    /// Returns the loss of a client after it was connected for a second.
+    /// Returns the loss of a client that has been connected for a second.
     pub(super) fn after_a_second(how: How, away: Duration) -> Self {
         Self {
             stays: SECOND,

@@ -1,4 +1,4 @@
-//! Plays a story: a server in process, its clients, and a clock that jumps from one time to the next.
+//! Plays a story: a server in process, its clients, and a clock that jumps between times.
 
 use std::{
     collections::HashMap,
@@ -30,19 +30,21 @@ use crate::{
 
 const VERSION: &str = "2025-11-25";
 
-/// Longer than every other time here.
+/// Longer than any other time in these tests.
 const VERY_LONG: Duration = Duration::from_secs(7 * 24 * 3_600);
 
-/// Time after the expected answer at which a client stops resuming, once all its losses have happened.
+/// How long after the expected answer a client stops resuming.
+///
+/// This applies once all of its losses have happened.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The record of a played story.
+/// The record of a story that has been played.
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) calls: Vec<CallHistory>,
-    /// Number of calls that the layer knows at the end.
+    /// The number of calls that the layer still knows at the end.
     pub(super) left: usize,
-    /// Number of sessions that are open at the end.
+    /// The number of sessions that are still open at the end.
     pub(super) sessions: usize,
 }
 
@@ -59,9 +61,9 @@ pub(super) enum ClientFact {
     Called,
     Lost {
         by_server: bool,
-        /// The last `retry` that the server sent.
+        /// The last `retry` sent by the server.
         retry: Option<Duration>,
-        /// The client knows an event with which it can resume.
+        /// Whether the client knows an event from which it can resume.
         can_return: bool,
         is_resumed_elsewhere: bool,
     },
@@ -104,7 +106,7 @@ struct Reading {
     text: String,
 }
 
-/// What the client knows of a call.
+/// What the client knows about a call.
 #[derive(Default)]
 struct Known {
     event_id: Option<String>,
@@ -120,7 +122,7 @@ pub(super) fn play(story: &Story) -> History {
         let calls = story.calls.iter().enumerate();
         let clients = calls.map(|(id, call)| world.client(id as u64, call));
         let clients = join_all(clients).await;
-        // Lets all state expire that waits for a client.
+        // Let all state that waits for a client expire.
         sleep(VERY_LONG).await;
         let sessions = world.sessions.local().sessions.read().await.len();
         let mut handlers = handlers.lock().expect("no panic");
@@ -177,7 +179,7 @@ impl World {
                 };
                 let mut ended = ended.lock().expect("no panic");
                 let former = ended.insert(id.parse().expect("a number"), (start.elapsed(), how));
-                assert_eq!(former, None, "it runs once");
+                assert_eq!(former, None, "the handler runs once");
                 Ok("done".to_owned())
             }
         });
@@ -302,7 +304,7 @@ impl World {
                     break;
                 }
             };
-            // As SDKs do, if the story has no time for the resume.
+            // What SDKs wait, if the story does not specify a time for the resume.
             let resume_time = known.retry.or(self.retry).unwrap_or(Duration::from_secs(3));
             sleep(loss.map_or(resume_time, |loss| loss.away)).await;
             let last = [("last-event-id", event_id.as_str())];
@@ -314,8 +316,10 @@ impl World {
         facts
     }
 
-    /// Reads a stream until its loss. Returns the answer, whether the server ended the stream, and whether the layer
-    /// keeps the call running because the client has resumed on another server.
+    /// Reads a stream until its loss.
+    ///
+    /// Returns the answer, whether the server has ended the stream, and whether the layer keeps the call running
+    /// because its client has resumed on another server.
     async fn connected(
         &self,
         id: u64,
@@ -355,7 +359,7 @@ impl World {
             .get(self.session.as_str())
             .expect("a session")
             .clone();
-        // This fails if the call is answered at this moment.
+        // This fails if the call is being answered at this moment.
         let _closed = handle.close_sse_stream(number, retry).await;
     }
 }
@@ -370,7 +374,7 @@ impl Reading {
         }
     }
 
-    /// Returns the answer, or `None` if the stream ends without it.
+    /// Returns the answer, or `None` if the stream ends without one.
     async fn read_to_end(&mut self, known: &mut Known) -> Option<Value> {
         while let Some(Ok(bytes)) = self.body.next().await {
             self.text += str::from_utf8(&bytes).expect("whole characters");
@@ -426,6 +430,6 @@ fn record(reports: &Shared<Vec<(Duration, Report)>>, start: Instant, event: &Eve
 fn number(id: &RequestId) -> u64 {
     match id {
         RequestId::Number(number) => (*number).cast_unsigned(),
-        other => panic!("{other} is no call of ours"),
+        other => panic!("{other} is not one of our calls"),
     }
 }

@@ -1,9 +1,11 @@
-//! Bodies that are not calls, or ambiguous ones. The inner service decides about them: its answer is the same with and
-//! without the layer. No such body cancels anything or adds any state.
+//! Bodies that are not calls, or that are ambiguous.
+//!
+//! The inner service decides about them, so its answer is the same with and without the layer. No such body cancels
+//! anything or adds any state.
 
 #![allow(
     clippy::restriction,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation should end the test, but clippy only exempts functions marked #[test]"
 )]
 
 use std::{future::pending, sync::Arc};
@@ -30,7 +32,7 @@ use crate::{
 
 mod table;
 
-/// A server with a held call in the session to which all bodies are sent. The id of that call is 1.
+/// A server with a held call, whose id is 1, in the session to which all bodies are sent.
 struct Held {
     bench: Bench,
     mcp: Mcp,
@@ -67,7 +69,7 @@ impl Held {
         Self { bench, mcp, call }
     }
 
-    /// Creates a server without the layer, and with rmcp's own session manager.
+    /// Creates a server without the layer but with rmcp's own session manager.
     async fn bare(mode: SessionMode) -> Self {
         let mode = match mode {
             SessionMode::Wrapped | SessionMode::LayerOnly => SessionMode::LayerOnly,
@@ -103,7 +105,7 @@ impl Held {
         }
     }
 
-    /// Sends a body on a connection of its own. Of a large body, sends only the start.
+    /// Sends a body on its own connection. If the body is large, only its start is sent.
     async fn send(&self, row: &Row, mcp: &Mcp) -> Connection {
         let request = row.request(mcp);
         let mut connection = Connection::open(self.bench.addr).await;
@@ -119,7 +121,7 @@ impl Held {
         connection
     }
 
-    /// Asserts that the held call is untouched and the only one.
+    /// Asserts that the held call is untouched and that there is no other.
     async fn check_untouched(mut self, mode: SessionMode) {
         let Bench {
             witness,
@@ -127,7 +129,7 @@ impl Held {
             layer,
             ..
         } = &self.bench;
-        // Anything that was to be injected into the session was injected before this.
+        // Anything meant for the session has been injected before this.
         let mut echo = self.mcp.call(2, "echo", json!({ "text": "x" })).await;
         echo.answer().await.expect("the session is open");
         echo.body_to_end().await;
@@ -157,7 +159,7 @@ impl ExchangeCounter {
             async move {
                 let response = next.run(request).await;
                 response.map(|body| {
-                    // The body holds this value until it is dropped.
+                    // The body holds this guard until it is dropped.
                     Body::new(body.map_frame(move |frame| {
                         let _going = &guard;
                         frame
@@ -170,7 +172,7 @@ impl ExchangeCounter {
     async fn reaches(&self, count: usize, what: &str) {
         let mut over = self.0.subscribe();
         let reached = over.wait_for(|over| *over >= count);
-        within(what, reached).await.expect("self holds the sender");
+        within(what, reached).await.expect("the sender is alive");
     }
 
     fn count(&self) -> usize {
@@ -220,8 +222,9 @@ async fn a_disconnect_from_any_bad_body_does_not_affect_a_stateless_call() {
     no_disconnect_affects_the_held_call(SessionMode::Stateless).await;
 }
 
-/// Reads the body of a request that asks for it, reports that, and then never answers. The replay of a cancel is passed
-/// to rmcp.
+/// Reads the body of a request that asks for it, reports that, and then never answers.
+///
+/// A replayed cancel is passed to rmcp.
 async fn undecided(
     State(read): State<mpsc::UnboundedSender<()>>,
     request: AxumRequest,
@@ -233,7 +236,7 @@ async fn undecided(
         return next.run(request).await;
     }
     let _whole_or_cut = request.into_body().collect().await;
-    read.send(()).expect("the test listens");
+    read.send(()).expect("the test is listening");
     pending().await
 }
 
@@ -249,15 +252,19 @@ async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMo
     let mcp = held.mcp.clone().header("x-undecided", "1");
     for row in table() {
         let before = over.count();
-        let end = format!("the end of {}", row.what);
+        let end = format!("{} to be over", row.what);
         if matches!(row.sent, Sent::OverHttp2) {
             let mut connection = H2::open(held.bench.addr).await;
             let stream = connection.send(&row.request(&mcp)).await;
-            within(&end, read.recv()).await.expect("the server exists");
+            within(&end, read.recv())
+                .await
+                .expect("the server is running");
             stream.reset();
         } else {
             let connection = held.send(&row, &mcp).await;
-            within(&end, read.recv()).await.expect("the server exists");
+            within(&end, read.recv())
+                .await
+                .expect("the server is running");
             connection.fin();
         }
         over.reaches(before + 1, &end).await;

@@ -1,6 +1,8 @@
-//! JSON-RPC batches, which only revision 2025-03-26 had. They pass unchanged, carry no call, and are never cancelled.
+//! JSON-RPC batches, which only revision 2025-03-26 has.
 //!
-//! rmcp accepts no batches. The server behind the layer accepts everything, and works in a task of its own.
+//! They pass unchanged, carry no call, and are never cancelled.
+//!
+//! rmcp does not accept batches. The server behind the layer accepts everything, and works in its own task.
 
 use std::convert::Infallible;
 
@@ -28,17 +30,17 @@ const NAME: &str = "the batch";
 /// When the server answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Answers {
-    /// With a stream, at once.
+    /// At once, with a stream.
     Early,
     /// Only when the work is done.
     Late,
 }
 
-/// What the server does for one request.
+/// What the server does for a request.
 struct Job {
     body: Bytes,
     token: CallToken,
-    /// Dropping this ends the stream.
+    /// Ends the stream when it is dropped.
     events: mpsc::UnboundedSender<Bytes>,
     finish: oneshot::Sender<()>,
     work: JoinHandle<&'static str>,
@@ -55,7 +57,7 @@ async fn a_batch_and_its_answer_pass_unchanged() {
         let answers = json!([answer(json!(1)), answer(json!("two"))]);
 
         let event = format!("id: 1\ndata: {answers}\n\n");
-        job.events.send(event.into()).expect("the stream exists");
+        job.events.send(event.into()).expect("the stream is open");
 
         assert_eq!(client.head().await.status, 200);
         assert_eq!(client.answer().await, Some(answers));
@@ -84,9 +86,9 @@ async fn the_work_for_a_batch_keeps_running_after_a_disconnect() {
             setup.exchanges.over_for(&name).await;
             clock.advance(GRACE * 2).await;
             assert!(!job.token.is_cancelled(), "{answers:?} {name}");
-            job.finish.send(()).expect("the work waits");
-            let end = within("the end of the work", job.work).await;
-            assert_eq!(end.expect("it does not panic"), "done");
+            job.finish.send(()).expect("the work is waiting");
+            let end = within("the work to end", job.work).await;
+            assert_eq!(end.expect("the work does not panic"), "done");
         }
         let reported = setup.events.all();
         assert_eq!(
@@ -98,7 +100,7 @@ async fn the_work_for_a_batch_keeps_running_after_a_disconnect() {
 }
 
 /// Starts a server behind the layer that accepts every request.
-#[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
+#[allow(clippy::disallowed_methods, reason = "the test needs its own tasks")]
 async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
     let (take, jobs) = mpsc::unbounded_channel();
     let route = post(
@@ -119,7 +121,7 @@ async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
                 finish,
                 work,
             };
-            take.send(job).expect("the test listens");
+            take.send(job).expect("the test is listening");
             match answers {
                 Answers::Early => event_stream(given),
                 Answers::Late => std::future::pending().await,
@@ -143,10 +145,12 @@ fn event_stream(events: mpsc::UnboundedReceiver<Bytes>) -> Response {
 async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
     within("a request", jobs.recv())
         .await
-        .expect("the server exists")
+        .expect("the server is running")
 }
 
-/// Clients with and without a session of a revision that has sessions, and one of a revision that has none.
+/// Returns clients with and without a session.
+///
+/// Two are at a revision that has sessions, and one is at a revision that has none.
 fn clients(setup: &Setup) -> [Mcp; 3] {
     let mcp = |version| Mcp::stateless(setup.served.addr, PATH).version(version);
     [
@@ -156,7 +160,7 @@ fn clients(setup: &Setup) -> [Mcp; 3] {
     ]
 }
 
-/// Two requests and a notification.
+/// Returns two requests and a notification.
 fn batch(mcp: &Mcp) -> Value {
     json!([
         mcp.call_message(1, "hold", json!({})),

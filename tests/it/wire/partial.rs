@@ -1,5 +1,6 @@
-//! Requests that arrive in parts, and inner services that are late, refuse or never end. A table has the outcome of
-//! each.
+//! Requests that arrive in parts, and inner services that are late, refuse or never end.
+//!
+//! A table lists each combination's outcome.
 
 use std::{
     convert::Infallible,
@@ -52,38 +53,40 @@ enum Serves {
     Answers,
     /// Becomes ready after 200 ms.
     ReadyLate,
-    /// Answers with a status before it reads the body.
+    /// Answers with a status before reading the body.
     RefusesUnread,
-    /// Starts a stream before it reads the body, and then reads the body.
+    /// Starts a stream before reading the body, which it then reads.
     StreamsUnread,
-    /// Writes an event, and never ends its stream.
+    /// Writes an event and never ends its stream.
     NeverEnds,
     /// Reads the body and never answers.
     NeverAnswers,
 }
 
-/// The expected outcome of the call.
+/// The call's expected outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Ends(Outcome),
-    /// The client gets this status. Either no call is known, or it ended with that answer.
+    /// The client gets this status.
+    ///
+    /// Either no call is known, or it has ended with that answer.
     Refused,
-    /// The call runs for as long as its client is connected, and ends when the client disconnects.
+    /// The call runs while its client is connected, and ends when the client disconnects.
     Running,
-    /// There was no call.
+    /// There has not been a call.
     None,
 }
 
 fn expected(sends: Sends, serves: Serves) -> Expected {
     use Expected::{Ends, None, Refused, Running};
     match (sends, serves) {
-        // An incomplete message is no call that could be cancelled.
+        // An incomplete message is not a call that could be cancelled.
         (Sends::HalfAndHangsUp, _) => None,
         (_, Serves::RefusesUnread) => Refused,
-        // hyper takes a half-close for a disconnect. A call that has not ended by then is cancelled.
+        // hyper treats a half-close as a disconnect, so a call that has not ended by then is cancelled.
         (Sends::ThenHalfCloses, Serves::NeverEnds | Serves::NeverAnswers) => Ends(DISCONNECTED),
         (_, Serves::NeverEnds | Serves::NeverAnswers) => Running,
-        // The call becomes known only after its stream has started, and that stream is passed on unread.
+        // The call only becomes known after its stream has started, and that stream is passed on unread.
         (_, Serves::StreamsUnread) => Ends(Outcome::Unknown),
         (_, Serves::Answers | Serves::ReadyLate) => Ends(Outcome::Completed),
     }
@@ -191,7 +194,7 @@ impl Sends {
             Self::AByteAtATime => {
                 for byte in bytes.as_bytes() {
                     if client.write_all(&[*byte]).await.is_err() {
-                        // The request was refused before all of it was sent.
+                        // The request was refused before it had been sent in full.
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -205,7 +208,7 @@ impl Sends {
     }
 }
 
-// === The server ===
+// === Server ===
 
 /// A service that is never ready.
 #[derive(Clone)]
@@ -221,11 +224,11 @@ impl<R> Service<R> for Broken {
     }
 
     fn call(&mut self, _: R) -> Self::Future {
-        unreachable!("it was never ready")
+        unreachable!("the service was never ready")
     }
 }
 
-/// A service that becomes ready late, before every request.
+/// A service that is late to become ready for each request.
 struct Late<S> {
     inner: S,
     sleep: Pin<Box<Sleep>>,
@@ -270,7 +273,7 @@ async fn serve(layer: CancelOnDisconnectLayer, serves: Serves) -> SocketAddr {
     let addr = listener.local_addr().expect("bound");
     let app = app.into_make_service_with_connect_info::<Peer>();
     let server = axum::serve(WatchedListener::new(listener), app);
-    #[allow(clippy::disallowed_methods, reason = "a test's own server")]
+    #[allow(clippy::disallowed_methods, reason = "the test needs its own server")]
     let _serving = tokio::spawn(async move { server.await });
     addr
 }

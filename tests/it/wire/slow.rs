@@ -1,8 +1,8 @@
-//! Clients that read slowly, pause or do not read, and how `stall_timeout` decides on each.
+//! Clients that read slowly, pause or do not read, and how `stall_timeout` judges each.
 //!
-//! A table over real sockets. Each row has the size of the event and of the frames in which the inner service writes
-//! it, how the client reads, and the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times
-//! runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
+//! A table over real sockets. Each row has the size of the event, the size of the frames in which the inner service
+//! writes it, how the client reads, and the verdict. Each row is played on both HTTP/1.1 and HTTP/2. A sample with
+//! short times runs in `cargo test`. All rows run if `MCP_SWEEP=full` is set in the environment.
 
 use std::{cell::Cell, convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -32,10 +32,12 @@ const MIB: usize = 1024 * KIB;
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Interval at which a client reads that reads without a pause.
+/// The interval at which a client reads if it reads without pausing.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How much of a stream the client receives without reading: its socket's receive buffer, or its stream's window.
+/// How much of a stream the client receives without reading.
+///
+/// It is the receive buffer of its socket, or the window of its stream.
 const WINDOW: usize = 16 * KIB;
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
@@ -62,25 +64,25 @@ enum Http {
 /// The client's side of the stream.
 enum Reader {
     One(TcpStream),
-    /// With the received bytes that were not read yet.
+    /// Also holds the bytes that have been received but not read yet.
     Two(Box<(H2, H2Stream)>, Bytes),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Reads {
-    /// This many bytes per second, without a pause.
+    /// This many bytes per second, without pausing.
     Rate(usize),
     /// This many bytes between pauses of this length.
     Pauses(usize, Duration),
-    /// This many bytes, and then nothing.
+    /// This many bytes, and then nothing more.
     Stops(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The call ended with its answer.
+    /// The call has ended with its answer.
     Answered,
-    /// The layer took the client for disconnected.
+    /// The layer has treated the client as disconnected.
     Disconnected,
     /// The client is still reading.
     Reading,
@@ -174,13 +176,16 @@ async fn a_client_counts_as_disconnected_if_it_does_not_read_and_not_if_it_reads
 // === impl Row ===
 
 impl Row {
-    /// Returns `false` for many small frames over HTTP/2. The client is h2, which closes a connection with many small unread
-    /// DATA frames (`too_many_data_frames`).
+    /// Returns `false` for many small frames over HTTP/2.
+    ///
+    /// The client is h2, which closes a connection if many small DATA frames are unread (`too_many_data_frames`).
     fn is_possible(&self, http: Http) -> bool {
         http == Http::One || self.frame >= KIB || self.event < MIB
     }
 
-    /// Plays the row again if its client was late, as on a busy machine, and the verdict is not the expected one.
+    /// Plays the row, and plays it again if the client was late and the verdict is unexpected.
+    ///
+    /// A client can be late on a busy machine.
     async fn verdict_of(&self, http: Http) -> Verdict {
         let mut plays = 0;
         loop {
@@ -192,7 +197,7 @@ impl Row {
         }
     }
 
-    /// Returns the verdict, and how late the latest read of the client was.
+    /// Returns the verdict, and how late the client's most delayed read was.
     async fn play(&self, http: Http) -> (Verdict, Duration) {
         let (ended, mut ends) = mpsc::unbounded_channel();
         let layer = CancelOnDisconnectLayer::new()
@@ -230,7 +235,7 @@ impl Row {
         };
         let until = Instant::now() + self.watch_for;
         let verdict = tokio::select! {
-            () = reading => unreachable!("it reads until its call has ended"),
+            () = reading => unreachable!("the client reads until its call has ended"),
             ended = timeout_at(until, ends.recv()) => match ended {
                 Err(_) => Verdict::Reading,
                 Ok(Some(Outcome::Completed)) => Verdict::Answered,
@@ -293,8 +298,9 @@ impl Reader {
     }
 }
 
-/// Starts a server that writes one event and then the answer. The path gives the length of the event and the size of
-/// its frames.
+/// Starts a server that writes one event and then the answer.
+///
+/// The path gives the length of the event and the size of its frames.
 async fn serve(layer: CancelOnDisconnectLayer) -> SocketAddr {
     let answer = async |Path((event, frame)): Path<(usize, usize)>, _request: Bytes| {
         let mut text = format!("data: {}\n\n", "x".repeat(event)).into_bytes();
@@ -318,7 +324,7 @@ async fn serve(layer: CancelOnDisconnectLayer) -> SocketAddr {
     let addr = listener.local_addr().expect("bound");
     let app = router.into_make_service_with_connect_info::<Peer>();
     let server = axum::serve(WatchedListener::new(listener), app);
-    #[allow(clippy::disallowed_methods, reason = "a test's own server")]
+    #[allow(clippy::disallowed_methods, reason = "the test needs its own server")]
     let _serving = tokio::spawn(async move { server.await });
     addr
 }

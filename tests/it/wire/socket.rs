@@ -1,4 +1,4 @@
-//! A disconnect on a watched socket, while hyper does not read.
+//! A disconnect on a watched socket while hyper is not reading.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -19,13 +19,13 @@ use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::support::{Connection, Request, within};
 
-/// A server, behind the layer, whose handler neither reads a body nor answers.
+/// A server behind the layer whose handler neither reads a body nor answers.
 struct NonReadingServer {
     callers: mpsc::UnboundedReceiver<Caller>,
     connection: Connection,
 }
 
-/// What the handler of such a server knows of its client.
+/// What such a server's handler knows about its client.
 struct Caller {
     token: CallToken,
 }
@@ -76,7 +76,9 @@ async fn an_unread_body_does_not_hide_a_reset() {
     caller.disconnected().await;
 }
 
-/// If the stream went on, hyper would keep the rest of the response, and with it the connection, forever.
+/// If the stream kept going, hyper would hold the rest of the response forever.
+///
+/// It would hold the connection, too.
 #[tokio::test]
 async fn an_event_stream_ends_with_the_connection() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
@@ -90,7 +92,7 @@ async fn an_event_stream_ends_with_the_connection() {
     let mut connection = Connection::open(serve(app).await).await;
     connection.send(&Request::new("GET", "/")).await;
     connection.head().await;
-    let token = within("the handler", tokens.recv()).await.unwrap();
+    let token = within("the handler to start", tokens.recv()).await.unwrap();
     connection.write(b"GET /next HTTP/1.1\r\n").await;
     connection.fin();
     within("the token to fire", token.cancelled()).await;
@@ -114,10 +116,12 @@ async fn a_detach_has_the_kernel_as_its_cause() {
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
     let request = Request::new("POST", "/").header("content-type", "application/json");
     connection.send(&request.body(call)).await;
-    within("the handler", calls.recv()).await.unwrap();
+    within("the handler to start", calls.recv()).await.unwrap();
     connection.write(b"GET /next HTTP/1.1\r\n").await;
     connection.fin();
-    let cause = within("the detach", causes.recv()).await.unwrap();
+    let cause = within("the detach to be reported", causes.recv())
+        .await
+        .unwrap();
     assert_eq!(cause, DetachCause::PeerClosed);
 }
 
@@ -132,7 +136,7 @@ async fn serve(app: Router) -> SocketAddr {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the server of a test needs a task of its own"
+    reason = "a test's server needs its own task"
 )]
 fn spawn(server: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(server);
@@ -158,10 +162,12 @@ impl NonReadingServer {
         }
     }
 
-    /// Sends a request whose body the server may never read, and waits until its handler runs.
+    /// Sends a request whose body the server may never read, and waits for its handler to run.
     async fn ask(&mut self, request: &Request) -> Caller {
         self.connection.send(request).await;
-        let caller = within("the handler", self.callers.recv()).await.unwrap();
+        let caller = within("the handler to start", self.callers.recv())
+            .await
+            .unwrap();
         assert!(!caller.token.is_cancelled());
         caller
     }
@@ -190,8 +196,9 @@ async fn a_pipelined_request_does_not_hide_a_disconnect_from_an_answer() {
     assert_fires_on_disconnect("application/json", Some("100")).await;
 }
 
-/// Disconnects a client in the middle of a response, after it sent the first bytes of a next request. Asserts that the
-/// token fires.
+/// Disconnects a client mid-response, after it has sent the first bytes of another request.
+///
+/// Asserts that the token fires.
 async fn assert_fires_on_disconnect(content_type: &'static str, length: Option<&'static str>) {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {

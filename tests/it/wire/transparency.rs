@@ -1,8 +1,10 @@
-//! Probes change no event. A client reads the same events with and without probes, whatever the inner service sends,
-//! and however and whenever it sends it.
+//! Probes do not change any events.
+//!
+//! A client reads the same events with and without probes, whatever the inner service sends, and however and whenever
+//! it sends it.
 
 mod oracle;
-#[allow(unreachable_pub, reason = "the fuzz targets take this file too")]
+#[allow(unreachable_pub, reason = "the fuzz targets include this file, too")]
 mod parsers;
 mod streams;
 
@@ -32,14 +34,15 @@ use self::{
 /// How long a stream is silent before a probe is sent.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long an answer may be silent before the layer sends its head early.
+/// How long an answer can be silent before the layer sends its head early.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 
-/// What the inner service sends: each frame with the number of silent intervals before it, then the number before the
-/// end.
+/// What the inner service sends.
+///
+/// It is each frame with the number of silent intervals before it, followed by the number before the end.
 type Script = (Vec<(u32, Bytes)>, u32);
 
-/// What sends the response's head.
+/// What sends the response head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     /// The inner service, at once.
@@ -48,10 +51,10 @@ enum Head {
     Early,
 }
 
-/// What a client received.
+/// What a client has received.
 struct Received {
     frames: Vec<Bytes>,
-    /// Number of probes in `frames`.
+    /// The number of probes in `frames`.
     probes: usize,
 }
 
@@ -68,7 +71,7 @@ fn events_are_the_same_with_probes_at_any_position() {
         reads_the_same(&script, &got)
     });
     checked.expect("no event differs");
-    // Ensures that enough was probed and read for the test to be meaningful.
+    // Make sure that enough has been probed and read for the test to be meaningful.
     assert!(probes.get() > 600, "{} probes", probes.get());
     assert!(events.get() > 600, "{} events", events.get());
 }
@@ -92,7 +95,7 @@ fn a_slow_client_reads_the_same_events() {
     let checked = runner(500).run(&streams, |(text, cuts, silences, head, pauses)| {
         let script = script(&text, &cuts, &silences);
         let got = through(&script, head, &pauses);
-        // When a probe is due depends on the client, but the places where it may stand do not.
+        // When a probe is due depends on the client, but where it may be placed does not.
         let mut passed = Vec::new();
         for piece in pieces(&got.frames) {
             match piece {
@@ -167,8 +170,9 @@ fn through(script: &Script, head: Head, pauses: &[u32]) -> Received {
     exchange(script, head, pauses, "text/event-stream")
 }
 
-/// Reads a response of the layer on a clock that jumps. Before each frame the client waits for the number of intervals
-/// in `pauses`.
+/// Reads one of the layer's responses on a clock that jumps.
+///
+/// Before each frame, the client waits for the number of intervals given in `pauses`.
 fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static str) -> Received {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -213,7 +217,7 @@ fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static st
     })
 }
 
-/// The frames of a script at their times, which never coincide with a due probe.
+/// Yields a script's frames at their times, which never coincide with a probe being due.
 fn sent(
     (frames, last): Script,
 ) -> impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
@@ -254,7 +258,7 @@ fn head() -> impl Strategy<Value = Head> {
     prop_oneof![Just(Head::Inner), Just(Head::Early)]
 }
 
-/// The silences before the frames of a script, which repeat.
+/// Generates the silences before a script's frames. They are repeated as needed.
 fn silences() -> impl Strategy<Value = Vec<u32>> {
     vec(prop_oneof![1 => Just(0_u32), 1 => 1..4_u32], 1..12)
 }

@@ -1,5 +1,6 @@
-//! Which bodies are reported as [`Event::UnparsedBody`](mcp_cancel_on_disconnect::Event::UnparsedBody). A call may be
-//! bound after its body has ended, and some bodies are never read.
+//! Bodies reported as [`Event::UnparsedBody`](mcp_cancel_on_disconnect::Event::UnparsedBody).
+//!
+//! A call can be bound after its body has ended, and some bodies are never read.
 
 use std::convert::Infallible;
 
@@ -25,7 +26,9 @@ use crate::{
 /// A size above the layer's limit.
 const LARGE: usize = 5 * 1024 * 1024;
 
-/// rmcp accepts bodies that the layer does not read, and gets them some time after they have ended.
+/// Starts a server that gets bodies some time after they have ended.
+///
+/// It accepts bodies that the layer does not read.
 async fn start() -> Setup {
     let plan = Plan::of(Server::Wrapped).inside(slow_auth);
     let plan = plan.config(|config| config.with_max_request_body_bytes(2 * LARGE));
@@ -81,7 +84,7 @@ async fn a_body_that_no_session_manager_binds_is_reported_once() {
     assert_eq!(unparsed(&setup).len(), 2);
 }
 
-/// An earlier disconnect changes nothing.
+/// An earlier disconnect makes no difference.
 #[tokio::test]
 async fn a_body_whose_client_disconnected_before_it_was_bound_is_reported_once() {
     let wait = |router: Router| {
@@ -103,7 +106,7 @@ async fn a_body_whose_client_disconnected_before_it_was_bound_is_reported_once()
 
     drop(call);
 
-    within("the report", async {
+    within("the body to be reported", async {
         while unparsed(&setup).is_empty() {
             tokio::task::yield_now().await;
         }

@@ -1,9 +1,9 @@
-//! Finds the body of an HTTP/1.1 message behind its head (RFC 9112, sections 6 and 7).
+//! Decodes the body that follows an HTTP/1.1 message's head (RFC 9112, sections 6 and 7).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
-/// An incremental decoder. It takes bytes of the body off the front of a buffer.
+/// An incremental decoder that takes body bytes off the front of a buffer.
 #[derive(Debug)]
 pub struct BodyDecoder {
     state: State,
@@ -12,43 +12,43 @@ pub struct BodyDecoder {
 /// The result of [`BodyDecoder::decode`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// Bytes of the body, never empty.
+    /// Some of the body, never empty.
     Data(Bytes),
-    /// Nothing yet; more bytes are needed.
+    /// Nothing yet, because more bytes are needed.
     More,
-    /// The body has ended. What remains in the buffer is after it.
+    /// The body has ended. Anything left in the buffer follows it.
     End,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// `content-length`, with the number of missing bytes.
+    /// `content-length`, with the number of bytes still missing.
     Length(u64),
     /// At the line with a chunk's size.
     ChunkSize,
-    /// In a chunk, with the number of missing bytes.
+    /// Within a chunk, with the number of bytes still missing.
     Chunk(u64),
     /// At the line end after a chunk.
     ChunkEnd,
-    /// At a trailer line, or at the blank one that ends everything.
+    /// At a trailer line, or at the blank line that ends the message.
     Trailer,
-    /// Everything until the connection closes.
+    /// Everything up to the end of the connection.
     UntilClose,
-    /// After the end.
+    /// The body has ended.
     Ended,
 }
 
 // === impl BodyDecoder ===
 
 impl BodyDecoder {
-    /// Returns the decoder of a response that has no body.
+    /// Returns the decoder for a response without a body.
     pub fn empty() -> Self {
         Self {
             state: State::Ended,
         }
     }
 
-    /// Returns the decoder of the response with this head, except for a response to HEAD.
+    /// Returns the decoder for a response with this head, unless it answers a HEAD request.
     pub fn new(status: u16, headers: &HeaderMap) -> Self {
         let state = match announced(headers) {
             _ if matches!(status, 100..=199 | 204 | 304) => State::Ended,
@@ -57,16 +57,16 @@ impl BodyDecoder {
         Self { state }
     }
 
-    /// Returns the decoder of a message that has a body only if its head announces one.
+    /// Returns the decoder for a message that has a body only if its head announces one.
     ///
-    /// That is any request, and a response from a server that keeps connections open.
+    /// This covers any request, and any response from a server that keeps connections open.
     pub fn announced(headers: &HeaderMap) -> Self {
         Self {
             state: announced(headers).unwrap_or(State::Ended),
         }
     }
 
-    /// Takes the next piece of the body off `buffer`. Skips trailers.
+    /// Takes the next piece of the body off `buffer`, skipping trailers.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Decoded {
         loop {
             match self.state {
@@ -84,7 +84,8 @@ impl BodyDecoder {
         }
     }
 
-    /// Returns `true` if the whole body was decoded. If `is_closed`, a body that ends with its connection is complete.
+    /// Returns `true` if the whole body has been decoded. `is_closed` completes a body that runs to the end of the
+    /// connection.
     pub fn is_complete(&self, is_closed: bool) -> bool {
         match self.state {
             State::Length(0) | State::Ended => true,
@@ -93,7 +94,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Takes plain bytes that belong to the body.
+    /// Takes plain body bytes.
     fn data(&mut self, buffer: &mut BytesMut) -> Decoded {
         if buffer.is_empty() {
             return Decoded::More;
@@ -106,7 +107,7 @@ impl BodyDecoder {
         Decoded::Data(buffer.split_to(taken).freeze())
     }
 
-    /// Returns the state after a complete line.
+    /// Returns the state that follows a complete line.
     fn after(&self, line: &str) -> State {
         match self.state {
             State::ChunkSize => match chunk_size(line) {
@@ -120,7 +121,7 @@ impl BodyDecoder {
     }
 }
 
-/// Returns the initial state if the head announces a body, and `None` otherwise.
+/// Returns the initial state if the head announces a body, otherwise `None`.
 fn announced(headers: &HeaderMap) -> Option<State> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if header("transfer-encoding") == Some("chunked") {
@@ -130,7 +131,7 @@ fn announced(headers: &HeaderMap) -> Option<State> {
     Some(State::Length(length.parse().expect("a length")))
 }
 
-/// Takes a line off `buffer`, without its end. Returns `None` if it is incomplete.
+/// Takes a line off `buffer` without its line end, or returns `None` if it is incomplete.
 fn line(buffer: &mut BytesMut) -> Option<String> {
     let end = buffer.windows(2).position(|two| two == b"\r\n")?;
     let line = buffer.split_to(end);

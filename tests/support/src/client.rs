@@ -1,7 +1,7 @@
-//! A hand-written HTTP/1.1 client that can send half a body, reset and half-close.
+//! A hand-written HTTP/1.1 client that can send half a body, reset or half-close.
 //!
-//! One [`Connection`] is one TCP connection. Requests can follow each other on it. Answers are read in order, each by
-//! [`Connection::head`] and then by one or several of the body readers. Each reader continues where the previous one
+//! Each [`Connection`] is one TCP connection, which can carry several requests in turn. Responses are read in order,
+//! each with [`Connection::head`] followed by one or more of the body readers, which continue where the previous one
 //! stopped. All reads are cancel safe.
 
 use std::{collections::VecDeque, io::Read as _, net::SocketAddr, time::Duration};
@@ -23,23 +23,26 @@ use super::{
     sse::{SseEvent, SseItem, SseReader},
 };
 
-/// One TCP connection to the server. On drop the kernel chooses the kind of close; the methods that consume the
-/// connection select one.
+/// One TCP connection to the server.
+///
+/// If it is dropped, the kernel chooses how to close it; the methods that consume it force a FIN or an RST.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
     addr: SocketAddr,
     received: BytesMut,
     is_closed: bool,
-    /// The methods of the requests whose response heads were not read yet. An answer to HEAD has no body.
+    /// The methods of the requests whose response heads are still unread.
+    ///
+    /// They matter because a response to HEAD has no body.
     methods: VecDeque<&'static str>,
-    /// The newest head, and the decoder of its body.
+    /// The latest response head, and the decoder of its body.
     head: Option<Head>,
     body: BodyDecoder,
     sse: SseReader,
 }
 
-/// Status and headers of an answer.
+/// A response's status and headers.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The status code.
@@ -48,14 +51,14 @@ pub struct Head {
     pub headers: HeaderMap,
 }
 
-/// A complete answer.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// The status code.
     pub status: u16,
     /// The headers.
     pub headers: HeaderMap,
-    /// The body, without its transfer coding.
+    /// The body, with its transfer coding removed.
     pub body: Vec<u8>,
 }
 
@@ -68,7 +71,9 @@ impl Connection {
         Self::over(stream, addr)
     }
 
-    /// Connects with a small receive buffer. If the client stops reading, the server soon stalls.
+    /// Connects with a small receive buffer.
+    ///
+    /// The server soon stalls if the client stops reading.
     pub async fn open_with_receive_buffer(addr: SocketAddr, bytes: u32) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket
@@ -85,7 +90,7 @@ impl Connection {
         connection
     }
 
-    /// Sends one request on a connection of its own and reads the whole answer.
+    /// Sends one request on a connection of its own and reads the whole response.
     pub async fn fetch(addr: SocketAddr, request: &Request) -> Reply {
         Self::sending(addr, request).await.reply().await
     }
@@ -107,22 +112,23 @@ impl Connection {
 
 /// Writing.
 impl Connection {
-    /// Sends a whole request, and announces its length.
+    /// Sends a whole request with a `content-length`.
     pub async fn send(&mut self, request: &Request) {
         self.send_head(request, Announced::Length(request.body.len()))
             .await;
         self.write(&request.body).await;
     }
 
-    /// Sends a request that announces `length` bytes of body, with only the body it has. [`write`](Self::write) can
-    /// send the rest.
+    /// Sends a request that announces `length` bytes but has only part of its body.
+    ///
+    /// The rest can be sent with [`write`](Self::write).
     pub async fn send_cut(&mut self, request: &Request, length: usize) {
-        assert!(length > request.body.len(), "nothing is cut");
+        assert!(length > request.body.len(), "nothing is left to send");
         self.send_head(request, Announced::Length(length)).await;
         self.write(&request.body).await;
     }
 
-    /// Sends a request in chunks of these sizes, and the rest of the body in a last one.
+    /// Sends a request in chunks of these sizes, with the rest of the body in a final chunk.
     pub async fn send_chunked(&mut self, request: &Request, sizes: &[usize]) {
         self.send_chunked_head(request).await;
         let mut left = request.body.clone();
@@ -135,14 +141,14 @@ impl Connection {
         self.end_chunks().await;
     }
 
-    /// Sends the head of a request whose body follows by [`chunk`](Self::chunk); its own body is not sent.
+    /// Sends only the head of a request whose body is then sent with [`chunk`](Self::chunk).
     pub async fn send_chunked_head(&mut self, request: &Request) {
         self.send_head(request, Announced::Chunked).await;
     }
 
-    /// Sends one chunk. An empty one would end the body.
+    /// Sends one chunk, which must not be empty because that would end the body.
     pub async fn chunk(&mut self, data: &[u8]) {
-        assert!(!data.is_empty(), "an empty chunk is the end");
+        assert!(!data.is_empty(), "an empty chunk would end the body");
         let size = format!("{:x}\r\n", data.len());
         self.write(&[size.as_bytes(), data, b"\r\n"].concat()).await;
     }
@@ -154,9 +160,9 @@ impl Connection {
 
     /// Writes raw bytes.
     pub async fn write(&mut self, bytes: &[u8]) {
-        within("the server to take bytes", self.stream.write_all(bytes))
+        within("the server to read", self.stream.write_all(bytes))
             .await
-            .expect("the server still takes bytes");
+            .expect("the connection is still open");
     }
 
     async fn send_head(&mut self, request: &Request, announced: Announced) {
@@ -168,16 +174,19 @@ impl Connection {
 
 /// Reading.
 impl Connection {
-    /// Reads the head of the next answer. The previous body must have been read to its end.
+    /// Reads the next response head. The previous body must have been read in full.
     pub async fn head(&mut self) -> Head {
         self.try_head()
             .await
-            .expect("the server answers before it closes")
+            .expect("the connection closed before the response")
     }
 
-    /// Reads the head of the next answer. Returns `None` if the server closes the connection.
+    /// Reads the next response head, or returns `None` if the server closes the connection.
     pub async fn try_head(&mut self) -> Option<Head> {
-        assert!(self.is_complete(), "the body before has been read");
+        assert!(
+            self.is_complete(),
+            "the previous body has not been read in full"
+        );
         let head = loop {
             if let Some(head) = Head::take(&mut self.received) {
                 break head;
@@ -195,8 +204,9 @@ impl Connection {
         Some(head)
     }
 
-    /// Returns the next piece of the body, as the transfer coding split it. Returns `None` at the end, even if the body
-    /// is incomplete.
+    /// Returns the next piece of the body, split as it was by the transfer coding.
+    ///
+    /// Returns `None` at the end, even if the body is incomplete.
     pub async fn data(&mut self) -> Option<Bytes> {
         loop {
             match self.body.decode(&mut self.received) {
@@ -208,7 +218,7 @@ impl Connection {
         }
     }
 
-    /// Returns the next event or comment of the body. Returns `None` at the end.
+    /// Returns the next event or comment in the body, or `None` at the end.
     pub async fn item(&mut self) -> Option<SseItem> {
         loop {
             if let Some(item) = self.sse.pop() {
@@ -219,7 +229,7 @@ impl Connection {
         }
     }
 
-    /// Returns the next event of the body, without comments. Returns `None` at the end.
+    /// Returns the next event in the body, skipping comments, or `None` at the end.
     pub async fn event(&mut self) -> Option<SseEvent> {
         loop {
             if let SseItem::Event(event) = self.item().await? {
@@ -237,15 +247,15 @@ impl Connection {
         body
     }
 
-    /// Reads up to the JSON-RPC answer, an event or the body.
+    /// Reads up to the JSON-RPC response, whether it is sent as an event or as the body.
     ///
-    /// Returns `None` if the stream ends without an answer, or the body is not JSON. Reads the head first if necessary, and skips
-    /// priming, notifications and the server's requests.
+    /// Returns `None` if the stream ends without a response, or if the body is not JSON. Reads the head first if that
+    /// has not been done yet. Priming events, notifications and the server's own requests are skipped.
     pub async fn answer(&mut self) -> Option<Value> {
         if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
         }
-        let head = self.head.clone().expect("a request was sent");
+        let head = self.head.clone().expect("a request has been sent");
         if head.is_event_stream() {
             return self.answer_event().await.map(|event| event.json());
         }
@@ -253,7 +263,7 @@ impl Connection {
         serde_json::from_slice(&body).ok()
     }
 
-    /// Reads up to the answer, and asserts that it is that of the held tool with this label.
+    /// Reads up to the response and asserts that it is from the held tool with this label.
     pub async fn assert_done(&mut self, label: &str) {
         let answer = self.answer().await;
         let answer = answer.unwrap_or_else(|| panic!("no answer to {label:?}"));
@@ -261,14 +271,14 @@ impl Connection {
         assert_eq!(*text, format!("done:{label}"));
     }
 
-    /// Reads all messages of the answer: events, or one JSON body. Asserts that the answer is complete.
+    /// Reads all messages in the response, whether they are events or a single JSON body.
     ///
-    /// Reads the head first if necessary.
+    /// Asserts that the response is complete. Reads the head first if it is still unread.
     pub async fn messages(&mut self) -> Vec<Value> {
         if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
         }
-        let head = self.head.clone().expect("a request was sent");
+        let head = self.head.clone().expect("a request has been sent");
         if !head.is_event_stream() {
             let body = self.body_to_end().await;
             return vec![serde_json::from_slice(&body).expect("the body is JSON")];
@@ -277,11 +287,11 @@ impl Connection {
         while let Some(event) = self.event().await {
             messages.extend((!event.is_priming()).then(|| event.json()));
         }
-        assert!(self.is_complete(), "the stream is cut");
+        assert!(self.is_complete(), "the stream has been cut off");
         messages
     }
 
-    /// Reads up to the event with the JSON-RPC answer. Returns `None` if the stream ends before.
+    /// Reads up to the event with the JSON-RPC response, or `None` if the stream ends first.
     pub async fn answer_event(&mut self) -> Option<SseEvent> {
         loop {
             let event = self.event().await?;
@@ -291,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Reads head and body to their end.
+    /// Reads the head and the whole body.
     pub async fn reply(&mut self) -> Reply {
         let Head { status, headers } = self.head().await;
         let body = self.body_to_end().await;
@@ -302,18 +312,20 @@ impl Connection {
         }
     }
 
-    /// Returns `true` if the last answer is complete. `false` after a `None` means that the server cut it off.
+    /// Returns `true` if the last response is complete.
+    ///
+    /// If it is still incomplete after a reader has returned `None`, the server has cut it off.
     pub fn is_complete(&self) -> bool {
         self.body.is_complete(self.is_closed)
     }
 
-    /// Waits until the server closes the connection. Returns the remaining bytes undecoded.
+    /// Waits for the server to close the connection, and returns the remaining bytes undecoded.
     pub async fn closed(&mut self) -> Bytes {
         while self.receive().await {}
         self.received.split().freeze()
     }
 
-    /// Reads more. Returns `false` at the end of the connection, including a reset.
+    /// Reads more bytes. Returns `false` once the connection has ended, which includes a reset.
     async fn receive(&mut self) -> bool {
         if !self.is_closed {
             let read = self.stream.read_buf(&mut self.received);
@@ -326,21 +338,21 @@ impl Connection {
 
 /// Disconnecting.
 impl Connection {
-    /// Closes with a FIN. Reads received bytes first, because unread bytes would cause a reset.
+    /// Closes with a FIN. Any received bytes are read first, because unread ones would cause a reset.
     pub fn fin(self) {
         let mut stream = self.stream.into_std().expect("take the socket back");
         let mut unread = [0; 4096];
         while stream.read(&mut unread).is_ok_and(|read| read > 0) {}
     }
 
-    /// Closes with an RST, even if bytes are unsent or unread.
+    /// Closes with an RST, even if there are unsent or unread bytes.
     pub fn rst(self) {
         SockRef::from(&self.stream)
             .set_linger(Some(Duration::ZERO))
             .expect("set SO_LINGER");
     }
 
-    /// Sends a FIN and stays able to read.
+    /// Sends a FIN but can still read.
     pub async fn half_close(&mut self) {
         self.stream
             .shutdown()
@@ -352,7 +364,7 @@ impl Connection {
 // === impl Head ===
 
 impl Head {
-    /// Returns a header as text, or `None` if it is missing.
+    /// Returns a header as text, or `None` if there is none.
     pub fn header(&self, name: &str) -> Option<&str> {
         let value = self.headers.get(name)?;
         Some(value.to_str().expect("the header is text"))
@@ -364,7 +376,7 @@ impl Head {
             .is_some_and(|essence| essence.starts_with("text/event-stream"))
     }
 
-    /// Removes and returns a head. Returns `None` if `received` has no complete one.
+    /// Removes a head from `received` and returns it, or `None` if it is still incomplete.
     fn take(received: &mut BytesMut) -> Option<Self> {
         let (line, headers) = head::take(received)?;
         let status = head::status(&line);

@@ -6,7 +6,7 @@ use std::{
     hash::{BuildHasher as _, Hasher as _},
 };
 
-/// The variable that sets the seed, in decimal or with `0x`.
+/// The environment variable that sets the seed, in decimal or in hexadecimal with `0x`.
 const SEED: &str = "TEST_SEED";
 
 /// A small generator (splitmix64) that prints its seed if the test fails.
@@ -19,7 +19,7 @@ pub struct Dice {
 // === impl Dice ===
 
 impl Dice {
-    /// Returns a generator with the seed in [`SEED`], or with a random one if that is not set.
+    /// Returns a generator with the seed in [`SEED`], or with a random seed if that is not set.
     pub fn new() -> Self {
         let given = env::var(SEED).ok().map(|seed| parse(&seed));
         Self::seeded(given.unwrap_or_else(|| RandomState::new().build_hasher().finish()))
@@ -30,7 +30,7 @@ impl Dice {
         Self { seed, state: seed }
     }
 
-    /// Returns the seed, with which the choices can be repeated.
+    /// Returns the seed, which reproduces the choices.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -72,7 +72,7 @@ impl Default for Dice {
 impl Drop for Dice {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the dice can be repeated with {SEED}={:#x}", self.seed);
+            eprintln!("to repeat these choices, set {SEED}={:#x}", self.seed);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP/2 streams that share one connection and can be reset one by one.
+//! HTTP/2 streams that share a connection and can be reset one by one.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ use super::{
     sse::{SseEvent, SseItem, SseReader},
 };
 
-/// One HTTP/2 connection. Dropping it closes the socket of all its streams.
+/// An HTTP/2 connection. Dropping it closes the socket under all of its streams.
 #[derive(Debug)]
 pub struct H2 {
     sender: SendRequest<Full<Bytes>>,
@@ -34,7 +34,7 @@ pub struct H2 {
     tasks: Tasks,
 }
 
-/// One request on a connection. Resets its stream if it is dropped before the end.
+/// A request on a shared connection. Its stream is reset if it is dropped before the end.
 pub struct H2Stream {
     state: State,
     sse: SseReader,
@@ -45,21 +45,21 @@ enum State {
     Answered(Head, Incoming),
 }
 
-/// The tasks of one connection.
+/// A connection's tasks.
 ///
-/// hyper moves the socket into a task, so closing the socket means ending the tasks.
+/// hyper moves the socket into one of them, so the tasks have to be aborted to close it.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
 // === impl H2 ===
 
 impl H2 {
-    /// Connects without an upgrade. The server must recognize HTTP/2 by its preface.
+    /// Connects without an upgrade, so the server has to recognize HTTP/2 by its preface.
     pub async fn open(addr: SocketAddr) -> Self {
         Self::open_with_window(addr, None).await
     }
 
-    /// Connects with a window of `bytes` unread bytes for each stream, or hyper's default for `None`.
+    /// Connects with a window of `bytes` per stream, or with hyper's default for `None`.
     pub async fn open_with_window(addr: SocketAddr, bytes: impl Into<Option<u32>>) -> Self {
         let stream = TcpStream::connect(addr).await.expect("connect");
         let tasks = Tasks::default();
@@ -76,11 +76,11 @@ impl H2 {
         }
     }
 
-    /// Sends a request on a new stream. Does not wait for the answer.
+    /// Sends a request on a new stream without waiting for the response.
     pub async fn send(&mut self, request: &Request) -> H2Stream {
         within("an HTTP/2 stream", self.sender.ready())
             .await
-            .expect("the connection exists");
+            .expect("the connection is open");
         let request = request.to_http(&self.addr.to_string()).map(Full::new);
         H2Stream {
             state: State::Pending(Box::pin(self.sender.send_request(request))),
@@ -88,10 +88,10 @@ impl H2 {
         }
     }
 
-    /// Closes the socket, and thereby all streams.
+    /// Closes the socket and with it all streams.
     pub fn hang_up(self) {}
 
-    /// Returns `true` if the server has closed the connection or is about to.
+    /// Returns `true` if the server has closed the connection or is about to do so.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
@@ -106,7 +106,7 @@ impl Drop for H2 {
 // === impl H2Stream ===
 
 impl H2Stream {
-    /// Waits for the head.
+    /// Waits for the response head.
     pub async fn head(&mut self) -> Head {
         self.answered().await.0.clone()
     }
@@ -122,7 +122,7 @@ impl H2Stream {
         }
     }
 
-    /// Returns the next event of the body, without comments. Returns `None` at the end.
+    /// Returns the next event in the body, skipping comments, or `None` at the end.
     pub async fn event(&mut self) -> Option<SseEvent> {
         loop {
             match self.sse.pop() {
@@ -145,9 +145,9 @@ impl H2Stream {
         body
     }
 
-    /// Reads up to the JSON-RPC answer, an event or the body.
+    /// Reads up to the JSON-RPC response, whether it is sent as an event or as the body.
     ///
-    /// Returns `None` if the stream ends without an answer, or the body is not JSON.
+    /// Returns `None` if the stream ends without a response, or if the body is not JSON.
     pub async fn answer(&mut self) -> Option<Value> {
         if !self.head().await.is_event_stream() {
             let body = self.body_to_end().await;
@@ -161,15 +161,15 @@ impl H2Stream {
         }
     }
 
-    /// Abandons the stream. hyper resets it with CANCEL, and the other streams continue.
+    /// Abandons the stream, which hyper resets with CANCEL while the other streams continue.
     pub fn reset(self) {}
 
-    /// Waits for the head. Returns it and the body.
+    /// Waits for the response head, and returns it with the body.
     async fn answered(&mut self) -> (&Head, &mut Incoming) {
         if let State::Pending(response) = &mut self.state {
             let response = within("an HTTP/2 answer", response)
                 .await
-                .expect("the server answers before it closes");
+                .expect("the connection closed before the response");
             let (parts, body) = response.into_parts();
             let head = Head {
                 status: parts.status.as_u16(),
@@ -179,7 +179,7 @@ impl H2Stream {
         }
         match &mut self.state {
             State::Answered(head, body) => (head, body),
-            State::Pending(_) => unreachable!("it was just answered"),
+            State::Pending(_) => unreachable!("the response has just arrived"),
         }
     }
 }
@@ -211,7 +211,7 @@ where
     fn execute(&self, task: F) {
         self.with(|tasks| {
             tasks.spawn(async move {
-                // A connection error is visible in its streams.
+                // A connection error also shows up on the streams.
                 task.await;
             })
         });

@@ -1,11 +1,11 @@
-//! Removes the head of an HTTP/1.1 message from the received bytes (RFC 9112, section 2.1).
+//! Takes the head of an HTTP/1.1 message off the received bytes (RFC 9112, section 2.1).
 
 use bytes::{Buf, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Removes a head from `received`, and returns its first line and its fields. Later bytes stay.
+/// Removes a head from `received` and returns its first line and its fields.
 ///
-/// Returns `None` if the head is incomplete.
+/// The bytes that follow it stay. Returns `None` if the head is still incomplete.
 pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
     let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = received.split_to(end);
@@ -16,7 +16,7 @@ pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
     Some((first.to_owned(), fields))
 }
 
-/// Returns the status code in the first line of a response.
+/// Returns the status code from a response's first line.
 pub fn status(line: &str) -> u16 {
     let status = line.split(' ').nth(1).expect("a status line");
     status.parse().expect("a status code")

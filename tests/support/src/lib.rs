@@ -1,25 +1,25 @@
-//! Clients, a server and random choices that the tests of all crates share.
+//! Clients, a server and random choices, shared by the tests of all crates.
 //!
-//! The clients disconnect on purpose, and the server records what happens to its handlers.
+//! The clients disconnect on purpose, while the server records what happens to its handlers.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | [`witness`] | what happened to every tool handler, by label, to be awaited without sleeps |
-//! | [`server`] | an rmcp server whose tools write to the witness, and the mode it is served in |
-//! | [`sessions`] | session managers that change a few methods of rmcp's own |
+//! | [`witness`] | what has happened to each tool handler, by label, which tests can await without sleeping |
+//! | [`server`] | an rmcp server whose tools write to the witness, and its modes |
+//! | [`sessions`] | helpers for session managers that override a few of rmcp's methods |
 //! | [`serve`] | an `axum::serve` task on a free port |
 //! | [`request`] | a request as plain data, for every client below |
 //! | [`client`] | hand-written HTTP/1.1: half-sent bodies, chunks, FIN, RST, half-close |
-//! | [`h2`] | HTTP/2 streams of one connection, each of which can be reset alone |
+//! | [`h2`] | HTTP/2 streams that share a connection but can be reset one by one |
 //! | [`mcp`] | the MCP messages and headers on top of a request |
-//! | [`head`], [`body`], [`sse`] | the readers below the clients: heads, transfer coding and server-sent events |
+//! | [`head`], [`body`], [`sse`] | the parsers used by the clients: heads, transfer coding and server-sent events |
 //! | [`limit`] | how long a test waits before it reports what it waited for |
 //! | [`dice`] | reproducible random choices |
 //!
-//! Nothing here depends on the crate under test. A test passes an `axum::Router`, with or without layers, and a session
-//! manager, wrapped or not. A failed expectation panics and thereby ends the test.
+//! Nothing in this crate depends on the crate under test. Tests pass an `axum::Router`, with or without layers, and a
+//! session manager, wrapped or not. A failed expectation panics and so ends the test.
 //!
-//! Without the feature `sockets` only the readers and the dice exist, and no dependency that affects a server.
+//! Without the `sockets` feature there are only the parsers and the dice, and no dependency that affects a server.
 //!
 //! ```ignore
 //! let witness = Witness::new();

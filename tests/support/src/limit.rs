@@ -1,19 +1,19 @@
-//! The timeout of every wait in a test.
+//! The timeout for everything that a test waits for.
 
 use std::{fmt, pin::pin, time::Duration};
 
-/// Maximum real time that a test waits.
+/// The longest real time for which a test waits.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
 /// Awaits `future`, or panics with `what` after [`LIMIT`].
 ///
-/// `what` is formatted only then, so that it can show the state at that moment.
+/// `what` is only formatted at that point, so it can show the state at the time of the failure.
 ///
-/// The limit is in real time, because a paused clock advances to the next timer whenever the runtime is idle. With a
-/// limit on tokio's clock, a test that waits for a longer timer, such as a grace of 20 s, would fail.
+/// The limit is in real time, because a paused clock jumps to the next timer whenever the runtime is idle. If it were
+/// on tokio's clock, a test that waits for a longer timer, such as a grace of 20 s, would fail.
 #[allow(
     clippy::disallowed_types,
-    reason = "the limit must not follow the paused clock of a test"
+    reason = "the limit must not follow a test's paused clock"
 )]
 pub async fn within<F: Future>(what: impl fmt::Display, future: F) -> F::Output {
     let started = std::time::Instant::now();

@@ -1,8 +1,8 @@
-//! An MCP client: the messages and headers of the protocol on top of a [`Request`].
+//! An MCP client, which adds the protocol's messages and headers to a [`Request`].
 //!
-//! An [`Mcp`] is plain data. Each method opens its own connection, so that a test can disconnect from one call alone.
-//! The `*_request` methods return the request instead, for [`Connection::send_cut`], for [`H2::send`](super::H2::send),
-//! or for several requests on one connection.
+//! An [`Mcp`] is plain data. Each method opens a connection of its own, so that a test can disconnect from a single
+//! call. The `*_request` methods return the request instead, which can then be sent with [`Connection::send_cut`] or
+//! [`H2::send`](super::H2::send), or along with others on one connection.
 
 use std::net::SocketAddr;
 
@@ -17,10 +17,10 @@ use super::{
 /// The default protocol revision, which has sessions.
 pub const VERSION: &str = "2025-06-18";
 
-/// The first revision that has no sessions.
+/// The first revision without sessions.
 pub const SESSIONLESS: &str = "2026-07-28";
 
-/// A client of one endpoint, with or without a session.
+/// A client for one endpoint, with or without a session.
 #[derive(Clone, Debug)]
 pub struct Mcp {
     addr: SocketAddr,
@@ -30,7 +30,7 @@ pub struct Mcp {
     headers: Vec<(String, String)>,
 }
 
-/// Returns the messages that open a session of this revision, as plain JSON.
+/// Returns the messages that open a session at this revision, as plain JSON.
 pub fn handshake(version: &str) -> [Value; 2] {
     let initialize = json!({
         "jsonrpc": "2.0", "id": "init", "method": "initialize",
@@ -47,7 +47,7 @@ pub fn handshake(version: &str) -> [Value; 2] {
 // === impl Mcp ===
 
 impl Mcp {
-    /// Returns a client that never initializes, for a server without sessions.
+    /// Returns a client that never initializes, for a server that has no sessions.
     pub fn stateless(addr: SocketAddr, path: &str) -> Self {
         Self {
             addr,
@@ -58,19 +58,19 @@ impl Mcp {
         }
     }
 
-    /// Returns a client of revision 2026-07-28.
+    /// Returns a client for revision 2026-07-28.
     ///
-    /// It sends its version and method in headers, and its version in `_meta`.
+    /// It sends its version and method in headers, and its version in `_meta` as well.
     pub fn sessionless(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).version(SESSIONLESS)
     }
 
-    /// Returns a client that has opened a session of its own.
+    /// Returns a client that has opened its own session.
     pub async fn session(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).connect().await
     }
 
-    /// Returns the same client at another server.
+    /// Returns the same client for another server.
     pub fn at(&self, addr: SocketAddr) -> Self {
         Self {
             addr,
@@ -84,13 +84,13 @@ impl Mcp {
         self
     }
 
-    /// Uses another revision.
+    /// Uses another protocol revision.
     pub fn version(mut self, version: &'static str) -> Self {
         self.version = version;
         self
     }
 
-    /// Adds a header to all later requests. On a clone it affects only the clone's.
+    /// Adds a header to all later requests. On a clone, it does not affect the original.
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
@@ -103,7 +103,7 @@ impl Mcp {
             "capabilities": {},
             "clientInfo": { "name": "support", "version": "0" },
         });
-        // Not a number, because the tests choose the ids of the calls.
+        // Not a number, because the tests choose the ids of their calls.
         let mut connection = self.request("initialize", "initialize", params).await;
         let head = connection.head().await;
         assert_eq!(head.status, 200, "initialize");
@@ -120,70 +120,70 @@ impl Mcp {
         self.version
     }
 
-    /// Returns the id of the session, or `None` if there is none.
+    /// Returns the session id, if there is one.
     pub fn session_id(&self) -> Option<&str> {
         self.session.as_deref()
     }
 
-    /// Sends a `tools/call` on its own connection, without reading the answer.
+    /// Sends a `tools/call` on its own connection without reading the response.
     pub async fn call(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Connection {
         self.open(&self.call_request(id, tool, arguments)).await
     }
 
-    /// Sends any request on its own connection, without reading the answer.
+    /// Sends a request with any method on its own connection without reading the response.
     pub async fn request(&self, id: impl Into<Value>, method: &str, params: Value) -> Connection {
         let message = self.message(id.into(), method, params);
         self.open(&self.message_request(&message)).await
     }
 
-    /// Sends a notification. Returns the status.
+    /// Sends a notification and returns the status.
     pub async fn notify(&self, method: &str, params: Value) -> u16 {
         let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
         self.fetch(&self.message_request(&message)).await.status
     }
 
-    /// Sends `notifications/cancelled` for a request. Returns the status.
+    /// Sends `notifications/cancelled` for a request and returns the status.
     pub async fn cancel(&self, id: impl Into<Value>) -> u16 {
         let params = json!({ "requestId": id.into(), "reason": "the test cancels" });
         self.notify("notifications/cancelled", params).await
     }
 
-    /// Sends the GET that resumes a stream after an event, without reading the answer.
+    /// Sends a GET that resumes a stream after an event, without reading the response.
     pub async fn resume(&self, last_event_id: &str) -> Connection {
         self.open(&self.resume_request(last_event_id)).await
     }
 
-    /// Sends the GET for the standalone stream, without reading the answer.
+    /// Sends a GET for the standalone stream, without reading the response.
     pub async fn listen(&self) -> Connection {
         self.open(&self.get_request()).await
     }
 
-    /// Ends the session. Returns the status.
+    /// Ends the session with a DELETE and returns the status.
     pub async fn delete(&self) -> u16 {
         let request = self.with_headers(Request::new("DELETE", &self.path));
         self.fetch(&request).await.status
     }
 
-    /// Sends any request on its own connection, without reading the answer.
+    /// Sends any request on its own connection without reading the response.
     pub async fn send(&self, request: &Request) -> Connection {
         self.open(request).await
     }
 
-    /// Sends any body with the headers of a POST and reads the whole answer.
+    /// Sends any body with the headers for a POST, and reads the whole response.
     pub async fn post_raw(&self, body: impl Into<Bytes>, extra: &[(&str, &str)]) -> Reply {
         let request = self.post_request(body).headers(extra.iter().copied());
         self.fetch(&request).await
     }
 }
 
-/// The requests themselves.
+/// Requests that have not been sent yet.
 impl Mcp {
-    /// Returns a `tools/call`. Its progress token is its id, so that progress is sent on its stream.
+    /// Returns a `tools/call` whose progress token is its id, so progress is sent on its stream.
     pub fn call_request(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Request {
         self.message_request(&self.call_message(id, tool, arguments))
     }
 
-    /// Returns the message of a `tools/call`.
+    /// Returns a `tools/call` message.
     pub fn call_message(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
         let id = id.into();
         let params = json!({
@@ -194,7 +194,7 @@ impl Mcp {
         self.message(id, "tools/call", params)
     }
 
-    /// Returns the POST of a JSON-RPC message.
+    /// Returns a POST with a JSON-RPC message.
     pub fn message_request(&self, message: &Value) -> Request {
         let request = self.post_request(message.to_string());
         match message["method"].as_str() {
@@ -218,12 +218,12 @@ impl Mcp {
         self.with_headers(request)
     }
 
-    /// Returns the GET that resumes a stream after an event.
+    /// Returns a GET that resumes a stream after an event.
     pub fn resume_request(&self, last_event_id: &str) -> Request {
         self.get_request().header("last-event-id", last_event_id)
     }
 
-    /// Returns the GET for the standalone stream.
+    /// Returns a GET for the standalone stream.
     pub fn get_request(&self) -> Request {
         self.with_headers(Request::new("GET", &self.path).header("accept", "text/event-stream"))
     }
@@ -236,7 +236,7 @@ impl Mcp {
         json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
     }
 
-    /// Adds the headers of every request.
+    /// Adds the headers that every request has.
     fn with_headers(&self, request: Request) -> Request {
         let request = request.header("mcp-protocol-version", self.version);
         let request = match &self.session {

@@ -1,23 +1,25 @@
-//! A request as plain data, for the HTTP/1.1 and the HTTP/2 client.
+//! A request as plain data, for both the HTTP/1.1 and the HTTP/2 client.
 
 use std::fmt::Write as _;
 
 use bytes::Bytes;
 
-/// Method, path, headers and body. The clients add the framing headers: `host`, `content-length`, `transfer-encoding`.
+/// A method, path, headers and body.
+///
+/// The clients add `host`, `content-length` and `transfer-encoding`.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The method, in capitals.
     pub method: &'static str,
-    /// The path, with the query if there is one.
+    /// The path, including any query.
     pub path: String,
-    /// The headers in order; a name may occur twice.
+    /// The headers in order, possibly with repeated names.
     pub headers: Vec<(String, String)>,
-    /// The body; empty for none.
+    /// The body, which is empty if there is none.
     pub body: Bytes,
 }
 
-/// How the length of an HTTP/1.1 request body is announced.
+/// How an HTTP/1.1 request announces the length of its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Announced {
     Length(usize),
@@ -61,12 +63,12 @@ impl Request {
         let Self { method, path, .. } = self;
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {authority}\r\n");
         for (name, value) in &self.headers {
-            write!(head, "{name}: {value}\r\n").expect("a string takes everything");
+            write!(head, "{name}: {value}\r\n").expect("writing to a string cannot fail");
         }
         head + &announced.header() + "\r\n"
     }
 
-    /// Returns the same request for hyper.
+    /// Returns the same request for use with hyper.
     pub(super) fn to_http(&self, authority: &str) -> http::Request<Bytes> {
         let uri = format!("http://{authority}{}", self.path);
         let builder = http::Request::builder().method(self.method).uri(uri);
@@ -75,14 +77,14 @@ impl Request {
         });
         builder
             .body(self.body.clone())
-            .expect("the test wrote a valid request")
+            .expect("the test's request is valid")
     }
 }
 
 // === impl Announced ===
 
 impl Announced {
-    /// Returns the line of the framing header, or an empty string if none is needed.
+    /// Returns the framing header's line, or an empty string if none is needed.
     fn header(self) -> String {
         match self {
             // A request without a body needs no header (RFC 9112, section 6.3).

@@ -1,14 +1,15 @@
-//! An `axum::serve` task on a free port of the loopback interface.
+//! An `axum::serve` task on a free loopback port.
 
 use std::net::SocketAddr;
 
 use axum::Router;
 use tokio::{net::TcpListener, task::JoinHandle};
 
-/// A running server. Once dropped it accepts no new connections; existing ones continue until the test's runtime ends.
+/// A running server. Once it is dropped it accepts no more connections, but existing ones continue until the test's
+/// runtime ends.
 #[derive(Debug)]
 pub struct Served {
-    /// The address of its listener.
+    /// The address it listens on.
     pub addr: SocketAddr,
     accepting: JoinHandle<()>,
 }
@@ -21,10 +22,10 @@ pub async fn serve(router: Router) -> Served {
     serve_on(listener, router)
 }
 
-/// Serves `router` on a listener that the caller has set up, for tests of socket options.
+/// Serves `router` on the caller's own listener, for tests of socket options.
 #[allow(
     clippy::disallowed_methods,
-    reason = "the server of a test needs a task of its own"
+    reason = "a test's server needs its own task"
 )]
 pub fn serve_on(listener: TcpListener, router: Router) -> Served {
     let addr = listener.local_addr().expect("a bound listener");

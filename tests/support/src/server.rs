@@ -2,15 +2,15 @@
 //!
 //! | tool | arguments | what it does |
 //! |---|---|---|
-//! | `hold` | `label`, `padding` (0) | waits for the token or the release; answers `done:<label>` and `padding` more bytes |
-//! | `stubborn` | `label` | records its token, but ends with the release only |
+//! | `hold` | `label`, `padding` (0) | waits for its token or its release; answers `done:<label>` and `padding` more bytes |
+//! | `stubborn` | `label` | records that its token has fired, but waits for its release |
 //! | `chatty` | `label`, `events` | sends `events` progress notifications, then holds |
 //! | `echo` | `text` | answers `text` at once |
 //! | `boom` | | panics, under the label `boom` |
 //!
-//! A held tool whose token fires answers with the error [`CANCELLED`]. Progress is sent with the call's own token,
-//! which [`Mcp::call`](super::Mcp::call) always sends. Without one it is sent with the label, which in session mode
-//! selects the standalone stream.
+//! A held tool answers with the error [`CANCELLED`] if its token fires. Progress is sent with the call's own progress
+//! token, which [`Mcp::call`](super::Mcp::call) always sends. Without one it is sent with the label, which selects the
+//! standalone stream in session mode.
 
 use std::{fmt, sync::Arc};
 
@@ -33,13 +33,13 @@ use serde::Deserialize;
 
 use super::witness::{Held, Running, Witness};
 
-/// The path of [`router`].
+/// The path at which [`router`] serves.
 pub const PATH: &str = "/mcp";
 
-/// The error code of a held tool whose token fires.
+/// The error code with which a held tool answers if its token fires.
 pub const CANCELLED: i32 = -32_099;
 
-/// The server. Clones share the witness.
+/// The server. All clones share the same witness.
 #[derive(Clone)]
 pub struct Tools {
     witness: Witness,
@@ -47,14 +47,14 @@ pub struct Tools {
     tool_router: ToolRouter<Self>,
 }
 
-/// The mode of rmcp.
+/// One of rmcp's modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Sessions, rmcp's default.
+    /// Sessions, which are rmcp's default.
     Session,
-    /// No sessions; every answer is a stream.
+    /// No sessions, and every response is a stream.
     StatelessSse,
-    /// No sessions; an answer is a stream only if another message precedes it.
+    /// No sessions, and a response is a stream only if another message precedes the answer.
     StatelessJson,
 }
 
@@ -83,7 +83,7 @@ struct Echo {
     text: String,
 }
 
-/// Puts `service` at [`PATH`] of an otherwise empty router.
+/// Puts `service` at [`PATH`] in an otherwise empty router.
 pub fn router<M: SessionManager>(service: StreamableHttpService<Tools, M>) -> Router {
     Router::new().nest_service(PATH, service)
 }
@@ -100,9 +100,9 @@ impl Tools {
         }
     }
 
-    /// Has every labelled handler call `callback`, right after its start was recorded.
+    /// Makes every labelled handler call `callback` as soon as its start has been recorded.
     ///
-    /// In the context a test can find what a layer has put into the request's extensions.
+    /// The context gives tests access to what a layer has put into the request's extensions.
     pub fn on_start(
         mut self,
         callback: impl Fn(&str, &RequestContext<RoleServer>) + Send + Sync + 'static,
@@ -111,7 +111,7 @@ impl Tools {
         self
     }
 
-    /// Returns the service in a mode, over any session manager.
+    /// Returns the service in one of the modes, with any session manager.
     pub fn service<M: SessionManager>(
         &self,
         mode: Mode,
@@ -120,7 +120,7 @@ impl Tools {
         self.service_with(mode.config(), sessions)
     }
 
-    /// Returns the service with another configuration, for example another keep-alive.
+    /// Returns the service with another configuration, such as a different keep-alive.
     pub fn service_with<M: SessionManager>(
         &self,
         config: StreamableHttpServerConfig,
@@ -130,7 +130,7 @@ impl Tools {
         StreamableHttpService::new(move || Ok(tools.clone()), sessions, config)
     }
 
-    /// Records the start of a handler, and then calls the callback of [`on_start`](Self::on_start).
+    /// Records that a handler has started, then runs the [`on_start`](Self::on_start) callback.
     fn begin(&self, label: &str, context: &RequestContext<RoleServer>) -> Running {
         let running = self.witness.begin(label);
         if let Some(callback) = &self.on_start {
@@ -171,7 +171,7 @@ impl Tools {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResult, ErrorData> {
         let running = self.begin(&label, &context);
-        // A client that does not read blocks the sending, so the wait is raced with the token.
+        // Sending blocks if the client does not read, so race it with the token.
         context
             .ct
             .run_until_cancelled(report(&context, &label, events))
@@ -203,18 +203,20 @@ impl fmt::Debug for Tools {
     }
 }
 
-/// Sends `events` progress notifications, numbered from 1. Without a progress token of the call, `label` is the token.
+/// Sends `events` progress notifications, numbered from 1.
+///
+/// If the call has no progress token, `label` is used as the token.
 pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
     let call_token = context.meta.get_progress_token();
     let token = call_token.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
     for event in 1..=events {
         let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
-        // Fails if the client has disconnected. The test decides whether the call must end.
-        let _sent = context.peer.notify_progress(progress).await;
+        // Fails if the client has disconnected, but it is up to the test whether that must end the call.
+        let _ = context.peer.notify_progress(progress).await;
     }
 }
 
-/// Records the end of a held handler and returns its answer.
+/// Records how a held handler ended and returns its answer.
 fn conclude(
     running: Running,
     held: Held,
@@ -240,7 +242,7 @@ fn conclude(
 impl Mode {
     /// Returns rmcp's default configuration for the mode.
     ///
-    /// Its keep-alive is 15 s and its retry 3 s. Only loopback hosts are allowed.
+    /// That is a keep-alive of 15 s, a retry of 3 s, and loopback hosts only.
     pub fn config(self) -> StreamableHttpServerConfig {
         StreamableHttpServerConfig::default()
             .with_legacy_session_mode(self == Self::Session)

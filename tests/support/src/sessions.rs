@@ -1,4 +1,4 @@
-//! Session managers that change a few methods of rmcp's own.
+//! Helpers for session managers that override a few of rmcp's methods.
 
 #[doc(hidden)]
 pub use rmcp::{
@@ -12,7 +12,9 @@ pub use rmcp::{
     },
 };
 
-/// In an `impl SessionManager`: forwards these methods to another manager, with the types of rmcp's own.
+/// In an `impl SessionManager`, forwards these methods to another manager.
+///
+/// The other manager must have the same types as rmcp's own.
 ///
 /// ```ignore
 /// impl SessionManager for Slow {

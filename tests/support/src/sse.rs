@@ -1,13 +1,15 @@
 //! An incremental reader of server-sent events (WHATWG HTML, section 9.2.6).
 //!
-//! It differs from a browser's reader in two ways, so that tests see everything that was sent. An event without data
-//! counts (rmcp's priming event is one), and comments are items.
+//! It differs from a browser's reader in two ways, so that tests see everything that was sent: an event without data
+//! counts (rmcp's priming event is one), and comments are items, too.
 
 use std::{collections::VecDeque, mem};
 
 use serde_json::Value;
 
-/// One event. Fields that were not sent are `None`; `data` is empty when it was sent empty or not at all.
+/// An event.
+///
+/// Fields that were not sent are `None`, but `data` is empty whether it was sent empty or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
     /// The event id, which a client sends in `Last-Event-ID`.
@@ -20,12 +22,12 @@ pub struct SseEvent {
     pub event: Option<String>,
 }
 
-/// An item of a stream.
+/// One item from a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SseItem {
-    /// An event, complete with its closing blank line.
+    /// An event, which ended with a blank line.
     Event(SseEvent),
-    /// A comment line without the colon, as in keep-alives.
+    /// A comment line without its colon, as in keep-alives.
     Comment(String),
 }
 
@@ -33,7 +35,7 @@ pub enum SseItem {
 #[derive(Debug, Default)]
 pub struct SseReader {
     line: Vec<u8>,
-    /// The last line ended with a carriage return, so a line feed now belongs to that line end.
+    /// Whether the last line ended in a carriage return, so that a line feed belongs to it.
     is_after_return: bool,
     event: Option<SseEvent>,
     items: VecDeque<SseItem>,
@@ -47,12 +49,12 @@ impl SseEvent {
         serde_json::from_str(&self.data).expect("the data is JSON")
     }
 
-    /// Returns `true` if the event has no message, only an id or a retry.
+    /// Returns `true` if the event has no message, just an id or a retry.
     pub fn is_priming(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// Returns `true` if its message is the answer to a request.
+    /// Returns `true` if the message is the response to a request.
     pub fn is_answer(&self) -> bool {
         !self.is_priming() && self.json().get("method").is_none()
     }
@@ -87,7 +89,7 @@ impl SseReader {
         }
     }
 
-    /// Removes and returns the next complete item, or `None` if there is none yet.
+    /// Removes the next complete item and returns it, or `None` if there is none yet.
     pub fn pop(&mut self) -> Option<SseItem> {
         self.items.pop_front()
     }
@@ -107,7 +109,7 @@ impl SseReader {
 
     fn end_event(&mut self) {
         if let Some(mut event) = self.event.take() {
-            // Each data line adds a line feed. The last one is not data.
+            // Each data line adds a line feed, of which the last is not data.
             event.data.pop();
             self.items.push_back(SseItem::Event(event));
         }

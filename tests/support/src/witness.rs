@@ -1,12 +1,12 @@
-//! Records what happened to every tool handler. Handlers write to it and tests await it.
+//! Records what happens to each tool handler. Handlers write to it and tests await it.
 //!
 //! Contract:
-//! 1. Each label belongs to one call. A label that starts again gets a new [`HandlerRecord`] with a higher [`HandlerRecord::starts`].
-//!    It replaces the record of the former handler, which is no longer counted.
-//! 2. A wait also sees earlier records, so no wait can miss its event.
+//! 1. Each label belongs to one call. If a label starts again, a new [`HandlerRecord`] with a higher
+//!    [`HandlerRecord::starts`] replaces the old one, and the former handler is no longer counted.
+//! 2. A wait also sees what happened before it, so it cannot miss its event.
 //! 3. A release is stored, so it may precede the start of the call.
-//! 4. [`End::Completed`] means that the handler returned an answer, not that the answer was delivered.
-//! 5. Times are those of tokio's clock, so they can be compared under a paused clock.
+//! 4. [`End::Completed`] means that the handler has returned an answer, not that the answer has been delivered.
+//! 5. Times are from tokio's clock, so they can be compared while it is paused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,29 +18,31 @@ use tokio::{sync::watch, time::Instant};
 
 use super::limit::within;
 
-/// The shared log. Clones share one log.
+/// The log, which all clones share.
 #[derive(Clone, Debug)]
 pub struct Witness {
     log: Arc<watch::Sender<Log>>,
 }
 
-/// The record of the newest handler with one label.
+/// What is known about the newest handler with a label.
 #[derive(Clone, Debug)]
 pub struct HandlerRecord {
-    /// Number of handlers that started with this label; 1 unless a call was executed twice.
+    /// The number of handlers that have started with this label.
+    ///
+    /// It is 1 unless a call was executed twice.
     pub starts: usize,
     /// When the newest of them started.
     pub started: Instant,
-    /// When it saw its token fire, even if it ran on.
+    /// When it saw its token fire, even if it has kept running.
     pub token_fired: Option<Instant>,
-    /// How it ended; `None` while it runs.
+    /// How it ended, or `None` if it is still running.
     pub end: Option<End>,
 }
 
 /// How a handler ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It saw its token fire and stopped.
+    /// It stopped because it saw its token fire.
     Cancelled {
         /// When it stopped.
         at: Instant,
@@ -50,14 +52,14 @@ pub enum End {
         /// When it returned.
         at: Instant,
     },
-    /// Its future was dropped, or it panicked.
+    /// Its future was dropped or it panicked.
     Dropped {
         /// When its destructors ran.
         at: Instant,
     },
 }
 
-/// The end of a wait inside a handler.
+/// How a wait inside a handler ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The test released the label.
@@ -66,7 +68,7 @@ pub enum Held {
     Cancelled,
 }
 
-/// The guard inside a handler. Records [`End::Dropped`] if it is dropped without another end.
+/// The guard held by a handler. Records [`End::Dropped`] if it is dropped before another end is recorded.
 #[derive(Debug)]
 pub struct Running {
     witness: Witness,
@@ -80,7 +82,7 @@ struct Log {
     released: BTreeSet<String>,
 }
 
-/// The description of a failed wait, with the log at that time.
+/// The description of a failed wait, including the log at that time.
 struct FailedWait<'a> {
     what: &'a str,
     witness: &'a Witness,
@@ -96,7 +98,7 @@ impl Witness {
         }
     }
 
-    /// Records a start. Returns the guard that records the end. Called by handlers.
+    /// Records that a handler has started, and returns the guard that will record its end.
     pub fn begin(&self, label: &str) -> Running {
         self.log.send_modify(|log| log.begin(label));
         Running {
@@ -106,52 +108,52 @@ impl Witness {
         }
     }
 
-    /// Releases the held handler of `label`, even before it waits.
+    /// Releases the handler with this label, even if it is not waiting yet.
     pub fn release(&self, label: &str) {
         self.log.send_modify(|log| {
             log.released.insert(label.to_owned());
         });
     }
 
-    /// Waits until the handler of `label` has started.
+    /// Waits for the handler with this label to start.
     pub async fn started(&self, label: &str) -> Instant {
         let what = format!("{label:?} to start");
         self.wait_for_record(&what, label, |record| Some(record.started))
             .await
     }
 
-    /// Waits until the handler of `label` has seen its token fire.
+    /// Waits for the handler with this label to see its token fire.
     pub async fn token_fired(&self, label: &str) -> Instant {
-        let what = format!("the token of {label:?}");
+        let what = format!("the token of {label:?} to fire");
         self.wait_for_record(&what, label, |record| record.token_fired)
             .await
     }
 
-    /// Waits until the handler of `label` has ended.
+    /// Waits for the handler with this label to end.
     pub async fn ended(&self, label: &str) -> End {
         let what = format!("{label:?} to end");
         self.wait_for_record(&what, label, |record| record.end)
             .await
     }
 
-    /// Waits until exactly `count` handlers run at the same time.
+    /// Waits until exactly `count` handlers are running at the same time.
     pub async fn running_reaches(&self, count: usize) {
-        let what = format!("{count} handlers to run");
+        let what = format!("{count} handlers to be running");
         self.until(&what, |log| (log.running() == count).then_some(()))
             .await;
     }
 
-    /// Returns the record of `label`, or `None` if no handler with that label started.
+    /// Returns the record for `label`, or `None` if no handler with that label has started.
     pub fn find(&self, label: &str) -> Option<HandlerRecord> {
         self.log.borrow().records.get(label).cloned()
     }
 
-    /// Returns `true` if the handler of `label` has started and not ended.
+    /// Returns `true` if the handler with this label has started and has not ended yet.
     pub fn is_running(&self, label: &str) -> bool {
         self.find(label).is_some_and(|record| record.end.is_none())
     }
 
-    /// Returns the number of handlers that started with `label`.
+    /// Returns the number of handlers that have started with `label`.
     pub fn starts(&self, label: &str) -> usize {
         self.find(label).map_or(0, |record| record.starts)
     }
@@ -161,17 +163,17 @@ impl Witness {
         self.log.borrow().running()
     }
 
-    /// Returns the number of handlers that stopped because their token fired.
+    /// Returns the number of handlers that have stopped because their token fired.
     pub fn cancelled(&self) -> usize {
         self.count(End::is_cancelled)
     }
 
-    /// Returns the number of handlers that returned an answer.
+    /// Returns the number of handlers that have returned an answer.
     pub fn completed(&self) -> usize {
         self.count(End::is_completed)
     }
 
-    /// Returns the number of handlers that were dropped or panicked.
+    /// Returns the number of handlers that have been dropped or have panicked.
     pub fn dropped(&self) -> usize {
         self.count(End::is_dropped)
     }
@@ -182,7 +184,7 @@ impl Witness {
         ends.filter(is_counted).count()
     }
 
-    /// Waits until `pick` returns a value for the record of `label`.
+    /// Waits until `pick` returns a value for the record with this label.
     async fn wait_for_record<T>(
         &self,
         what: &str,
@@ -193,20 +195,22 @@ impl Witness {
             .await
     }
 
-    /// Waits until `pick` returns a value. Panics with `what` and the log after the limit of [`within`].
+    /// Waits until `pick` returns a value, or panics with `what` and the log.
+    ///
+    /// It uses the limit of [`within`].
     async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
         let witness = self;
         within(FailedWait { what, witness }, self.wait_for(pick)).await
     }
 
-    /// Waits without a limit until `pick` returns a value.
+    /// Waits until `pick` returns a value, however long that takes.
     async fn wait_for<T>(&self, pick: impl Fn(&Log) -> Option<T>) -> T {
         let mut changes = self.log.subscribe();
         loop {
             let found = pick(&changes.borrow_and_update());
             match found {
                 Some(found) => return found,
-                None => changes.changed().await.expect("self holds the sender"),
+                None => changes.changed().await.expect("the sender is alive"),
             }
         }
     }
@@ -247,7 +251,7 @@ impl End {
 // === impl Running ===
 
 impl Running {
-    /// Waits for the release or for `cancelled`. If both are ready, the token wins.
+    /// Waits for the release or for `cancelled`, which wins if both are ready.
     pub async fn held(&self, cancelled: impl Future<Output = ()>) -> Held {
         tokio::select! {
             biased;
@@ -259,24 +263,24 @@ impl Running {
         }
     }
 
-    /// Waits for the release only, and records when `cancelled` completes.
+    /// Waits only for the release, but records when `cancelled` completes.
     pub async fn held_regardless(&self, cancelled: impl Future<Output = ()>) {
         if self.held(cancelled).await == Held::Cancelled {
             self.released().await;
         }
     }
 
-    /// Records that the handler returns its answer.
+    /// Records that the handler is returning its answer.
     pub fn complete(self) {
         self.end(End::Completed { at: Instant::now() });
     }
 
-    /// Records that the handler stops because its token fired.
+    /// Records that the handler is stopping because its token fired.
     pub fn cancel(self) {
         self.end(End::Cancelled { at: Instant::now() });
     }
 
-    /// Waits for the release, without a limit. The waits of the test are limited.
+    /// Waits for the release, without a limit because the test's own waits have one.
     async fn released(&self) {
         let picked = |log: &Log| log.released.contains(&self.label).then_some(());
         self.witness.wait_for(picked).await;

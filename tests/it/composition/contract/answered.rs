@@ -1,4 +1,6 @@
-//! A service inside the layer has the answer: `CallToken::answered`, at every moment of an exchange.
+//! `CallToken::answered`, at every point of an exchange.
+//!
+//! A service inside the layer has received the answer.
 
 use std::{
     convert::Infallible,
@@ -33,7 +35,7 @@ use crate::{
 
 const NAMED: &str = "id: x-1\ndata: \n\n";
 
-/// The calls started and ended so far.
+/// Returns how many calls have started, and the outcomes of those that have ended.
 fn calls(log: &crate::log::Log) -> (usize, Vec<Outcome>) {
     (log.started(), log.ends(&number(7)))
 }
@@ -55,7 +57,9 @@ fn a_call_that_is_answered_before_its_head_completes() {
     }
 }
 
-/// The future is not polled between the end of the body and the answer, as when one task of a gateway reads both.
+/// The future is not polled between the end of the body and the answer.
+///
+/// This is what happens if a single task in a gateway reads both.
 #[test]
 fn a_call_that_is_answered_before_its_body_was_read_is_counted_and_never_in_flight() {
     for kind in [Kind::Stateless, Kind::Session] {
@@ -84,7 +88,7 @@ fn a_disconnect_from_a_request_that_was_answered_before_its_body_has_no_effect()
             recording.record(&request);
             recording.latest().answered();
             async move {
-                // Only after the client has disconnected.
+                // This happens only after the client has disconnected.
                 tokio::task::yield_now().await;
                 let Ok(_whole) = request.into_body().collect().await;
                 pending::<Answer<Infallible>>().await
@@ -113,7 +117,7 @@ fn a_call_that_is_answered_while_its_stream_runs_completes() {
         token.answered();
 
         assert!(layer.calls().is_empty(), "{kind:?}");
-        // The rest of the body passes.
+        // The rest of the body is passed on.
         let frame = poll_once(Box::pin(response.body_mut().frame()).as_mut());
         assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
         drop(response);
@@ -213,7 +217,11 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
 
     let answer = "id: x-2\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
     foreign.send_event_to_newest(answer);
-    let frame = late.frame().await.expect("a frame").expect("it is whole");
+    let frame = late
+        .frame()
+        .await
+        .expect("a frame")
+        .expect("the body does not fail");
     assert_eq!(frame.into_data().expect("data"), answer);
     foreign.end_newest();
     assert!(late.frame().await.is_none());
@@ -250,10 +258,10 @@ async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_gets_the_er
 
     token.answered();
 
-    within("the token", token.cancelled()).await;
+    within("the token to fire", token.cancelled()).await;
     assert_eq!(foreign.log.ends(&number(1)), [Outcome::Cancelled(Orphaned)]);
     let received = foreign.resume("x-1").await.collect().await;
-    let received = received.expect("it is whole").to_bytes();
+    let received = received.expect("the body does not fail").to_bytes();
     assert!(
         received.windows(6).any(|text| text == b"-32800"),
         "{received:?}"
@@ -269,7 +277,7 @@ async fn after_the_answer_a_cancel_by_the_client_passes_and_fires_nothing() {
 
     foreign.cancel(1).await;
 
-    assert_eq!(foreign.cancels(), 1, "the server gets it");
+    assert_eq!(foreign.cancels(), 1, "the server receives the cancel");
     assert_eq!(token.reason(), None);
     assert_eq!(foreign.log.ends(&number(1)), [Outcome::Completed]);
     drop(call);
@@ -299,7 +307,7 @@ fn an_answer_and_a_simultaneous_disconnect_have_one_outcome() {
     }
 }
 
-/// Starts a call with an event id, and disconnects its client.
+/// Starts a call with an event id and disconnects its client.
 async fn cut(foreign: &Foreign) -> CallToken {
     let mut call = foreign.call(1).await;
     foreign.send_event(NAMED);

@@ -1,4 +1,4 @@
-//! `CallToken::on_cancel`: clean-ups run only after a cancel.
+//! `CallToken::on_cancel`, whose clean-ups run only after a cancel.
 
 use std::sync::{
     Arc,
@@ -22,38 +22,40 @@ use crate::support::within;
 
 type Body = Response<ResponseBody<Scripted>>;
 
-/// The reasons with which a clean-up ran.
+/// The reasons passed to a clean-up that has run.
 type Ran = mpsc::UnboundedReceiver<CancelReason>;
 
-/// The answer to the call of a [`Kind`], as an event.
+/// The answer to a [`Kind`]'s call, as an event.
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
-/// Its destructor is observable through the other `Arc`.
-struct Owned(#[expect(dead_code, reason = "is there to be dropped")] Arc<()>);
+/// A value whose destructor can be observed through the other `Arc`.
+struct Owned(#[expect(dead_code, reason = "only exists to be dropped")] Arc<()>);
 
 fn in_flight(layer: &CancelOnDisconnectLayer, kind: Kind) -> (Body, CallToken) {
     exchange(layer, kind.request(), &Script::stalled())
 }
 
-/// Registers a clean-up that reports the reason with which it ran.
+/// Registers a clean-up that reports the reason it ran with.
 fn register_reporting(token: &CallToken) -> Ran {
     let (sender, ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     ran
 }
 
 async fn ran(clean_up: &mut Ran) -> CancelReason {
-    let reason = within("the clean-up", clean_up.recv()).await;
-    reason.expect("it was not dropped unrun")
+    let reason = within("the clean-up to run", clean_up.recv()).await;
+    reason.expect("the clean-up was not dropped before it ran")
 }
 
-/// Asserts that the clean-up was dropped without having run (again).
+/// Asserts that the clean-up has been dropped without having run (again).
 async fn assert_dropped(mut clean_up: Ran, kind: Kind) {
     let received = within("the clean-up to be dropped", clean_up.recv()).await;
     assert_eq!(received, None, "{kind:?}");
 }
 
-/// Registers a clean-up that owns a value. Returns a function that is `true` while the clean-up owns it.
+/// Registers a clean-up that owns a value.
+///
+/// Returns a function that is `true` for as long as the clean-up owns it.
 fn register_owning(token: &CallToken) -> impl Fn() -> bool + use<> {
     let shared = Arc::new(());
     let owned = Owned(shared.clone());
@@ -78,12 +80,12 @@ async fn a_clean_up_may_be_a_closure_that_returns_a_future() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     let (sender, mut clean_up) = mpsc::unbounded_channel();
-    token.on_cancel(|reason| async move { sender.send(reason).expect("the test listens") });
+    token.on_cancel(|reason| async move { sender.send(reason).expect("the test is listening") });
     drop(response);
     assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
 }
 
-/// The closure does not run there either, although it may do work before it returns a future.
+/// The closure does not run there either, since it might do work before it returns a future.
 #[tokio::test]
 async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
     for kind in Kind::ALL {
@@ -94,7 +96,7 @@ async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
         let started = early.clone();
         token.on_cancel(move |reason| {
             started.store(true, Ordering::Relaxed);
-            async move { sender.send(reason).expect("the test listens") }
+            async move { sender.send(reason).expect("the test is listening") }
         });
         drop(response);
         assert!(!early.load(Ordering::Relaxed), "{kind:?}");
@@ -108,7 +110,7 @@ async fn a_clean_up_that_panics_does_not_affect_the_others() {
     let (response, token) = in_flight(&layer, Kind::Session);
     let mut first = register_reporting(&token);
     token.on_cancel(async |_| panic!("the clean-up panics on purpose"));
-    token.on_cancel(|_| -> std::future::Ready<()> { panic!("and so does its closure") });
+    token.on_cancel(|_| -> std::future::Ready<()> { panic!("and its closure panics, too") });
     let mut last = register_reporting(&token);
     drop(response);
     assert_eq!(ran(&mut first).await, ClientDisconnected);
@@ -137,7 +139,7 @@ async fn a_clean_up_that_is_added_after_the_cancel_runs_at_once() {
     }
 }
 
-/// A clean-up may call any method, because no lock is held.
+/// A clean-up can call any method, because no lock is held.
 #[tokio::test]
 async fn a_clean_up_may_register_another() {
     let (layer, _log) = immediate();
@@ -145,7 +147,7 @@ async fn a_clean_up_may_register_another() {
     let (sender, mut clean_up) = mpsc::unbounded_channel();
     let again = token.clone();
     token.on_cancel(async move |_| {
-        again.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
+        again.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     });
     drop(response);
     assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
@@ -161,14 +163,14 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
         assert!(owns(), "{kind:?}");
         let body = response.into_body().collect().await.expect("a body");
         assert_eq!(body.to_bytes(), ANSWER);
-        // The token still exists, so the clean-ups were not dropped with it.
+        // The token still exists, so it is not what dropped the clean-ups.
         assert!(!owns(), "{kind:?}");
         assert_dropped(clean_up, kind).await;
         assert!(!token.is_cancelled(), "{kind:?}");
     }
 }
 
-/// After the answer, the rest of the stream does not matter.
+/// Once the answer has been sent, the rest of the stream does not matter.
 #[tokio::test]
 async fn a_disconnect_after_the_answer_does_not_cause_a_clean_up() {
     for kind in [Kind::Stateless, Kind::Session] {
@@ -228,7 +230,7 @@ async fn a_clean_up_that_is_added_after_the_end_never_runs() {
 }
 
 #[test]
-fn where_there_never_was_a_runtime_clean_ups_are_dropped() {
+fn clean_ups_are_dropped_where_there_never_was_a_runtime() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     let mut clean_up = register_reporting(&token);
@@ -240,7 +242,9 @@ fn where_there_never_was_a_runtime_clean_ups_are_dropped() {
     );
 }
 
-/// A value that a clean-up owns may panic in its destructor. The server that dropped the response must not be affected.
+/// A value that a clean-up owns may panic in its destructor.
+///
+/// This must not affect the server that dropped the response.
 #[tokio::test]
 async fn a_panic_in_a_destructor_is_contained() {
     struct Bomb;
@@ -271,7 +275,7 @@ async fn a_token_that_is_kept_keeps_neither_the_request_nor_the_service_after_th
         assert_eq!(
             Arc::strong_count(&secret),
             2,
-            "{how}: what a cancel would be sent with"
+            "{how}: kept for sending a cancel"
         );
         match how {
             "answered" => drop(response.into_body().collect().await),

@@ -1,4 +1,6 @@
-//! Unreadable bodies without a session: whose token fires at a disconnect, and whose does not.
+//! Unreadable bodies without a session.
+//!
+//! These tests show for which of them the token fires at a disconnect.
 
 use std::convert::Infallible;
 
@@ -54,7 +56,7 @@ impl Post {
         request.body(self.body.body()).expect("a request")
     }
 
-    /// Returns whether the token fires at a disconnect: before the head, and after it.
+    /// Returns whether the token fires at a disconnect, first before the head and then after it.
     fn fires(&self) -> [bool; 2] {
         [true, false].map(|is_pending| {
             let (layer, log) = immediate();
@@ -94,7 +96,7 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_does_not_fire_the_token() {
     let gzip = (header::CONTENT_ENCODING, "gzip");
     for (what, post) in [
         (
-            "a key twice",
+            "a repeated key",
             Post::new(r#"{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}"#),
         ),
         (
@@ -111,15 +113,15 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_does_not_fire_the_token() {
         ),
         ("too deep", Post::new(deep())),
         ("a batch", Post::new(format!("[{CALL}]"))),
-        ("a batch cut short", Post::new(format!(" [{CALL}"))),
+        ("a truncated batch", Post::new(format!(" [{CALL}"))),
         (
             "too large",
             Post::new(format!("{CALL}{}", " ".repeat(4 * 1024 * 1024))),
         ),
         ("compressed", Post::new("?").headers(&[JSON, gzip])),
         ("two media types", Post::new(CALL).headers(&[TEXT, JSON])),
-        ("cut short", Post::new(&CALL[..40])),
-        ("with more after it", Post::new(format!("{CALL}}}"))),
+        ("truncated", Post::new(&CALL[..40])),
+        ("with trailing text", Post::new(format!("{CALL}}}"))),
         (
             "after a byte order mark",
             Post::new(format!("\u{feff}{CALL}")),
@@ -132,13 +134,13 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_does_not_fire_the_token() {
             "neither call nor answer",
             Post::new(r#"{"id":1,"jsonrpc":"2.0"}"#),
         ),
-        ("read and not to its end", Post::new(CALL).read_as(OneFrame)),
+        ("read in part", Post::new(CALL).read_as(OneFrame)),
     ] {
         assert_eq!(post.fires(), [false; 2], "{what}");
     }
     let mut silent = Post::new(CALL);
     silent.body = silent.body.end(End::Silent);
-    assert_eq!(silent.fires(), [false; 2], "its end not announced");
+    assert_eq!(silent.fires(), [false; 2], "without an announced end");
 }
 
 #[test]
@@ -155,7 +157,7 @@ fn a_disconnect_from_a_body_that_is_not_json_rpc_fires_the_token() {
         ),
         ("left unread", Post::new(CALL).read_as(Nothing)),
         (
-            "no JSON and not to its end",
+            "not JSON and read in part",
             Post::new("name=value").read_as(OneFrame),
         ),
     ] {

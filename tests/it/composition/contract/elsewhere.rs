@@ -1,4 +1,4 @@
-//! Request bodies that are read by another task than the one that answers.
+//! Request bodies that are read by a different task from the one that answers.
 
 use std::{
     convert::Infallible,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{log::number, support::within};
 
-/// Reads bodies in tasks of its own: the body of a call when allowed, the body of a replay at once.
+/// Reads bodies in its own tasks: a call's body once that is allowed, a replay's at once.
 #[derive(Clone)]
 struct Reader {
     allowed: Arc<Notify>,
@@ -44,7 +44,7 @@ impl Reader {
         (reader, Bodies(bodies))
     }
 
-    /// Has a task read the body of `request`, and notifies when the body is read.
+    /// Makes a task read the body of `request`, and notifies once it has been read.
     fn hand_over(&self, request: InnerRequest) -> Arc<Notify> {
         let Self { allowed, read, .. } = self.clone();
         let done = Arc::new(Notify::new());
@@ -57,7 +57,7 @@ impl Reader {
                 allowed.notified().await;
             }
             let Ok(body) = request.into_body().collect().await;
-            read.send(body.to_bytes()).expect("the test listens");
+            read.send(body.to_bytes()).expect("the test is listening");
             notify.notify_one();
         });
         done
@@ -67,7 +67,7 @@ impl Reader {
 impl Bodies {
     async fn next(&mut self) -> Bytes {
         let body = within("a body", self.0.recv()).await;
-        body.expect("the reader exists")
+        body.expect("the reader is alive")
     }
 
     async fn next_is_a_cancel_of(&mut self, id: i64) {
@@ -105,7 +105,7 @@ async fn a_call_whose_body_another_task_has_read_is_cancelled_without_a_head() {
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();
     let service = layer.layer(service_fn(move |request: InnerRequest| {
-        // The future is not woken when the body has been read.
+        // Nothing wakes the future once the body has been read.
         let _read = reading.hand_over(request);
         pending::<Result<Response<Scripted>, Infallible>>()
     }));

@@ -1,4 +1,6 @@
-//! What counts as the end of a body, and which call it ends: trailers, answers in pieces, and possible answers.
+//! What counts as the end of a body, and which call it ends.
+//!
+//! This covers trailers, answers in pieces, and possible answers.
 
 use std::{
     convert::Infallible,
@@ -253,13 +255,13 @@ async fn a_drain_waits_for_an_answer_that_is_being_written() {
     let mut drain = Box::pin(calls.drain(Duration::from_secs(60)));
     assert!(poll_once(drain.as_mut()).is_pending());
     read(&mut response.into_body(), ToEnd);
-    let report = within("the drain", drain).await;
+    let report = within("the drain to end", drain).await;
     assert_eq!((report.ended, report.cancelled), (1, 0));
 }
 
 // --- Calls without a head ---
 
-/// A server that accepts everything, and never answers a call.
+/// A server that accepts everything but never answers a call.
 fn silent_server(
     layer: &CancelOnDisconnectLayer,
     token: &Arc<Mutex<Option<CallToken>>>,
@@ -301,8 +303,9 @@ fn cancel(id: u32) -> Request<Full<Bytes>> {
     Kind::Session.request_with(Full::from(cancel.to_string()))
 }
 
-/// Returns why the token of a call without a head has fired after another request of its session, and the ends of the
-/// call.
+/// Returns what another request in its session does to a call that has no head yet.
+///
+/// The result is why its token has fired, and the ends that were reported.
 fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Outcome>) {
     let (layer, log) = immediate();
     let token = Arc::new(Mutex::new(None));
@@ -312,7 +315,7 @@ fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Out
     assert_eq!(log.started(), 1);
     assert!(poll_once(send(request).as_mut()).is_ready());
     let token = token.lock().unwrap_or_else(PoisonError::into_inner);
-    let token: CallToken = token.clone().expect("the call arrived");
+    let token: CallToken = token.clone().expect("the call has arrived");
     (token.reason(), log.ends(&number(7)))
 }
 
@@ -333,7 +336,9 @@ fn a_delete_ends_a_call_of_its_session_that_has_no_head_yet() {
 
 // --- A session header where there is no MCP ---
 
-/// Returns whether the token of an abandoned request fires: before the head, and after a head with this type.
+/// Returns whether an abandoned request's token fires.
+///
+/// The first value is for a request without a head yet, the second for one whose head had this content type.
 fn fires(request: &Request<Full<Bytes>>, content_type: &'static str) -> [bool; 2] {
     [true, false].map(|is_pending| {
         let (layer, _log) = immediate();
@@ -383,7 +388,7 @@ fn a_session_header_on_a_plain_route_does_not_keep_a_token_from_firing() {
     let mut accepting = get;
     let events = HeaderValue::from_static("text/event-stream");
     accepting.headers_mut().insert(header::ACCEPT, events);
-    // Before the head it may be the standalone stream of a session.
+    // Before the head is sent, it could be a session's standalone stream.
     assert_eq!(fires(&accepting, "text/html"), [false, true]);
     assert_eq!(fires(&accepting, "text/event-stream"), [false; 2]);
     let mut resuming = accepting;

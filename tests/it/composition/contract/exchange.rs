@@ -1,4 +1,4 @@
-//! Requests through a layer, without a socket and without a runtime.
+//! Requests that pass through a layer without a socket or a runtime.
 
 use std::{
     convert::Infallible,
@@ -26,16 +26,16 @@ use crate::log::{Log, number};
 pub(super) const CALL: &str =
     r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"hold","arguments":{}}}"#;
 
-/// The request that the inner service gets.
+/// The request that the inner service receives.
 pub(super) type InnerRequest = Request<TeeBody<Full<Bytes>>>;
 
-/// The result of the inner service.
+/// The inner service's result.
 pub(super) type Answer<E> = Result<Response<Scripted>, E>;
 
-/// The result of the layer.
+/// The layer's result.
 type Passed<E> = Result<Response<ResponseBody<Scripted>>, E>;
 
-/// The request that passes through the layer.
+/// The kind of request that passes through the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A request that has nothing to do with MCP.
@@ -46,15 +46,15 @@ pub(super) enum Kind {
     Session,
 }
 
-/// The token of the latest request, as the inner service found it. Clones share it.
+/// The latest request's token, as the inner service found it. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tokens(Arc<Mutex<Option<CallToken>>>);
 
-/// What a destructor found in the token when it ran. Clones share it.
+/// What a destructor found in the token when it ran. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TokenAtDrop(Arc<Mutex<Option<Option<CancelReason>>>>);
 
-/// Records in its destructor whether the token has fired by then.
+/// Records, in its destructor, whether the token has fired by then.
 #[derive(Debug)]
 pub(super) struct RecordsTokenOnDrop {
     token: CallToken,
@@ -90,12 +90,12 @@ impl Kind {
     }
 }
 
-/// A layer without a grace, and its log.
+/// Returns a layer without a grace, and its log.
 pub(super) fn immediate() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
 }
 
-/// A service that reads the request to its end and then runs `rest`.
+/// Returns a service that reads the request in full and then runs `rest`.
 pub(super) fn reading<B, F, E, R>(
     tokens: &Tokens,
     rest: R,
@@ -120,7 +120,7 @@ where
     })
 }
 
-/// Sends a request through `layer` to a service that answers at once. `answer` makes the response.
+/// Sends a request through `layer` to a service that answers at once with `answer`.
 pub(super) fn respond(
     layer: &CancelOnDisconnectLayer,
     request: Request<Full<Bytes>>,
@@ -144,7 +144,7 @@ pub(super) fn exchange(
     respond(layer, request, move |_| event_stream(script.body()))
 }
 
-/// Sends a request through a layer without a grace, to a service that answers with a stream that stalls.
+/// Sends a request through a layer without a grace, to a service whose stream stalls.
 pub(super) fn stalled(
     kind: Kind,
 ) -> (
@@ -158,7 +158,9 @@ pub(super) fn stalled(
     (layer, log, response, token)
 }
 
-/// Prepares a request through a layer without a grace, to a service that reads it and then runs `rest`.
+/// Prepares a request through a layer without a grace.
+///
+/// The service reads it in full and then runs `rest`.
 pub(super) fn sent<F, E: 'static>(
     kind: Kind,
     rest: impl Fn(&Tokens) -> F + Clone + Send + 'static,
@@ -178,7 +180,7 @@ where
     (layer, log, tokens, response)
 }
 
-/// Asserts that the call, if it is one, has ended with this cancel.
+/// Asserts that the call, if there is one, has ended with this cancel.
 pub(super) fn assert_cancelled(log: &Log, kind: Kind, reason: CancelReason) {
     if kind.is_call() {
         let end = [Outcome::Cancelled(reason)];
@@ -194,7 +196,7 @@ pub(super) fn event_stream<B>(body: B) -> Response<B> {
         .expect("a response")
 }
 
-/// Returns a request without a body, which is no call.
+/// Returns a request without a body, which is not a call.
 pub(super) fn bodyless(method: Method) -> Request<Full<Bytes>> {
     Request::builder()
         .method(method)
@@ -222,14 +224,14 @@ impl Tokens {
 
     pub(super) fn latest(&self) -> CallToken {
         let token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        token.clone().expect("the service saw a token")
+        token.clone().expect("the service has seen a token")
     }
 }
 
 // === impl TokenAtDrop ===
 
 impl TokenAtDrop {
-    /// Returns `None` before the destructor has run, and then what it found in the token.
+    /// Returns what the destructor found in the token, or `None` before it has run.
     pub(super) fn reason_at_drop(&self) -> Option<Option<CancelReason>> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -27,7 +27,7 @@ fn report() -> Request<Body> {
 async fn a_handler_that_extracts_the_token_detects_the_disconnect() {
     let (handed_out, mut tokens) = mpsc::unbounded_channel();
     let route = get(async move |token: CallToken| {
-        handed_out.send(token).expect("the test listens");
+        handed_out.send(token).expect("the test is listening");
         std::future::pending::<()>().await
     });
     let app: Router = Router::new()
@@ -35,7 +35,7 @@ async fn a_handler_that_extracts_the_token_detects_the_disconnect() {
         .layer(CancelOnDisconnectLayer::new());
     let mut response = Box::pin(app.oneshot(report()));
     assert!(poll_once(response.as_mut()).is_pending());
-    let token = tokens.recv().await.expect("the handler runs");
+    let token = tokens.recv().await.expect("the handler is running");
     assert!(!token.is_cancelled());
     drop(response);
     token.cancelled().await;
@@ -67,7 +67,9 @@ async fn a_route_without_the_layer_answers_500_with_the_reason() {
     assert_eq!(body.to_bytes(), "the route has no CancelOnDisconnectLayer");
 }
 
-/// A handler that holds the token may check it at any time, so the cancel counts as delivered.
+/// A handler that holds the token can check it at any time.
+///
+/// The cancel therefore counts as delivered.
 #[tokio::test]
 async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned() {
     let strict = post(async |_: CallToken, _: Bytes| std::future::pending::<()>().await);
@@ -93,7 +95,7 @@ async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned(
     }
 }
 
-/// A cancel that the layer replays passes the same extractors as a client's request.
+/// A cancel that the layer replays passes through the same extractors as a client's request.
 #[tokio::test]
 async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
     let (sender, mut cancels) = mpsc::unbounded_channel();
@@ -103,7 +105,7 @@ async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
         }
         let token = token.expect("the route has the layer");
         assert!(token.is_replay() && !token.is_cancelled());
-        sender.send(()).expect("the test listens");
+        sender.send(()).expect("the test is listening");
         StatusCode::ACCEPTED
     };
     let is_cancel = |body: &str| body.contains("notifications/cancelled");
@@ -129,7 +131,7 @@ async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
         let mut response = Box::pin(app.oneshot(call.expect("a request")));
         assert!(poll_once(response.as_mut()).is_pending());
         drop(response);
-        let cancel = crate::support::within("the cancel", cancels.recv());
-        cancel.await.expect("the server gets it");
+        let cancel = crate::support::within("the cancel to arrive", cancels.recv());
+        cancel.await.expect("the server receives the cancel");
     }
 }

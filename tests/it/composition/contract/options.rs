@@ -1,4 +1,4 @@
-//! The options of a layer together, in any order and on clones.
+//! A layer's options in combination, in any order and on clones.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -15,15 +15,15 @@ use super::{
 const GRACE: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the options of a layer result in for one call.
+/// What a layer's options amount to for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Effect {
-    /// How long the call waits for its client, or `None` if it runs on.
+    /// How long the call waits for its client, or `None` if it keeps running.
     grace: Option<Duration>,
     has_timeout: bool,
 }
 
-/// Returns the effect of the options on a call whose client disconnects.
+/// Returns how the options affect a call whose client disconnects.
 fn effect_of(layer: CancelOnDisconnectLayer) -> Effect {
     let grace = Arc::new(Mutex::new(None));
     let seen = grace.clone();
@@ -45,7 +45,7 @@ fn effect_of(layer: CancelOnDisconnectLayer) -> Effect {
     drop(response);
     let grace = *grace.lock().unwrap_or_else(PoisonError::into_inner);
     Effect {
-        grace: grace.expect("the call lost its client"),
+        grace: grace.expect("the call has been detached"),
         has_timeout: time_left.is_some(),
     }
 }
@@ -54,7 +54,7 @@ fn layer() -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new()
 }
 
-/// Applies a pair of options in both orders, and with the layer cloned between the two.
+/// Applies two options in both orders, as well as with a clone in between.
 fn in_any_order(
     first: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
     second: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
@@ -117,7 +117,7 @@ fn a_policy_overrides_the_layer() {
         };
         assert_eq!(effect_of(layer), effect);
     }
-    // Without an event with which a client could resume, `Auto` does not wait.
+    // There is no event from which a client could resume, so `Auto` does not wait.
     let auto = |_: &CallInfo| Policy::new().grace(Grace::Auto);
     let effect = effect_of(layer().grace(Grace::Never).policy(auto));
     assert_eq!(effect.grace, Some(Duration::ZERO));
@@ -158,7 +158,7 @@ fn a_call_is_exempt_if_any_of_several_closures_returns_true() {
         assert_eq!(effect_of(layer).grace, None);
     }
     for layer in in_any_order(hold, |layer| layer.exempt(is_broken)) {
-        assert_eq!(effect_of(layer).grace, None, "the other closure was called");
+        assert_eq!(effect_of(layer).grace, None, "the other closure decided");
     }
     let none = layer().exempt(is_other).exempt(is_broken).exempt(is_other);
     let effect = effect_of(none.grace(Grace::After(GRACE)));

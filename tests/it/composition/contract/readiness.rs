@@ -1,4 +1,4 @@
-//! `poll_ready` is forwarded to the inner service, and `call` uses the service that was ready.
+//! `poll_ready` is forwarded to the inner service, and `call` uses the service that is ready.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ use crate::{log::number, support::within};
 
 type Readiness = Poll<Result<(), Broken>>;
 
-/// Answers `poll_ready` from a list. A clone is never ready, and knows that it is a clone.
+/// Answers `poll_ready` from a list. A clone is never ready and knows that it is a clone.
 struct ScriptedReadiness {
     answers: Arc<Mutex<VecDeque<Readiness>>>,
     calls: Arc<AtomicUsize>,
@@ -53,16 +53,19 @@ impl Service<Request<TeeBody<Full<Bytes>>>> for ScriptedReadiness {
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Readiness {
         assert!(
             !self.is_clone,
-            "`poll_ready` of the layered service itself is called"
+            "`poll_ready` must be called on the layered service itself"
         );
-        let mut answers = self.answers.lock().expect("no panic before");
+        let mut answers = self.answers.lock().expect("no earlier panic");
         answers
             .pop_front()
-            .expect("`poll_ready` is not called more often")
+            .expect("`poll_ready` is not called again")
     }
 
     fn call(&mut self, _: Request<TeeBody<Full<Bytes>>>) -> Self::Future {
-        assert!(!self.is_clone, "the service that was ready is called");
+        assert!(
+            !self.is_clone,
+            "a service that was not ready has been called"
+        );
         self.calls.fetch_add(1, Ordering::Relaxed);
         ready(Ok(Response::default()))
     }
@@ -81,7 +84,7 @@ fn scripted_readiness(
 }
 
 #[test]
-fn readiness_is_that_of_the_inner_service() {
+fn readiness_is_taken_from_the_inner_service() {
     let answers = [Poll::Pending, Poll::Ready(Ok(())), Poll::Ready(Err(Broken))];
     let (inner, _calls) = scripted_readiness(answers);
     let mut service = CancelOnDisconnectLayer::new().layer(inner);
@@ -117,14 +120,14 @@ async fn a_replay_waits_until_its_service_is_ready() {
                 if !is_replay {
                     pending::<()>().await;
                 }
-                replayed.send(()).expect("the test listens");
+                replayed.send(()).expect("the test is listening");
                 Ok::<_, Infallible>(Response::new(Script::new([]).body()))
             }
         });
     let mut response = Box::pin(layer.layer(inner).oneshot(Kind::Session.request()));
     assert!(poll_once(response.as_mut()).is_pending());
     drop(response);
-    let replay = within("the replay", replays.recv()).await;
+    let replay = within("the replay to arrive", replays.recv()).await;
     assert!(replay.is_some());
     assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
 }

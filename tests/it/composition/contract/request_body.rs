@@ -29,7 +29,7 @@ use crate::log::{Call, Happened};
 
 // --- What the inner service gets ---
 
-/// Returns what an inner service sees of the body of `request` if it reads it this far.
+/// Returns what an inner service sees of a request's body if it reads it this far.
 fn seen_inside(
     layer: &CancelOnDisconnectLayer,
     request: Request<Scripted>,
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// Generates an id together with its JSON form.
+/// Generates an id, along with its JSON form.
 fn id() -> impl Strategy<Value = (RequestId, serde_json::Value)> {
     prop_oneof![
         any::<i64>().prop_map(|id| (RequestId::Number(id), json!(id))),
@@ -129,7 +129,7 @@ fn id() -> impl Strategy<Value = (RequestId, serde_json::Value)> {
     ]
 }
 
-/// Cuts the bytes into frames at these places. Two cuts at the same place make an empty frame.
+/// Cuts the bytes into frames at these positions. Two cuts at the same position make an empty frame.
 fn cut(mut bytes: Bytes, cuts: &[prop::sample::Index]) -> Vec<Step> {
     let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();
     places.sort_unstable();
@@ -145,7 +145,7 @@ fn cut(mut bytes: Bytes, cuts: &[prop::sample::Index]) -> Vec<Step> {
 
 // --- What the layer learns ---
 
-/// Returns the events of a POST whose body is read this far.
+/// Returns the events for a POST whose body is read this far.
 fn events_of(script: Script, reading: Reading) -> Vec<Happened> {
     let (layer, log) = immediate();
     seen_inside(&layer, Kind::Session.request_with(script.body()), reading);
@@ -157,12 +157,12 @@ fn a_body_that_was_not_read_to_its_end_is_unknown() {
     let unread = [Happened::UnparsedBody(ParseFailure::NotRead)];
     let call = || Script::whole(CALL);
     assert_eq!(events_of(call(), Nothing), unread);
-    // All of the body was read, but its end was not.
+    // All of the body has been read, but its end has not been seen.
     assert_eq!(events_of(call(), OneFrame), unread);
     assert_eq!(events_of(call().end(End::Silent), ToEnd), unread);
 }
 
-/// Returns the events of a call whose body the service does not read. The service answers with `status`.
+/// Returns the events for a call whose body stays unread and is answered with `status`.
 fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
     let (layer, log) = immediate();
     let kept = Arc::new(Mutex::new(None));
@@ -192,12 +192,12 @@ fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
     log.events()
 }
 
-/// How long the body of a request is kept.
+/// How long a request's body is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keep {
     Nothing,
     PastTheHead,
-    /// No head is sent.
+    /// No head is ever sent.
     ForEver,
 }
 
@@ -261,7 +261,7 @@ fn a_body_of_exactly_4_mib_is_read() {
     assert_eq!(events_of(script, ToEnd).len(), 2);
 }
 
-/// Returns a call after this many bytes of white space, each in a frame of its own.
+/// Returns a call that follows this many bytes of white space, each in its own frame.
 fn in_frames(white_space: usize) -> Script {
     let frames = (0..white_space).map(|_| Step::data(" "));
     Script::new(frames.chain([Step::data(CALL)]))
@@ -325,11 +325,15 @@ fn the_standalone_stream_of_a_session_does_not_fire_its_token() {
 
 // --- Errors ---
 
-/// Answers 400 with the rest of a body that failed.
+/// Answers 400 with the error that broke off the body.
 async fn complain(
     request: Request<TeeBody<Scripted>>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let error = request.into_body().collect().await.expect_err("it breaks");
+    let error = request
+        .into_body()
+        .collect()
+        .await
+        .expect_err("the body breaks off");
     let mut response = Response::new(Full::from(error.to_string()));
     *response.status_mut() = StatusCode::BAD_REQUEST;
     Ok(response)

@@ -1,4 +1,4 @@
-//! The body contract: what passes, and how the call ends.
+//! The response body's contract: what is passed on, and how the call ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -31,7 +31,7 @@ const RESPONSE_DROPPED: TokenReason = Some(ResponseDropped);
 struct Row {
     what: &'static str,
     script: Script,
-    /// The reasons if the body is read to its end, for one frame, or not at all.
+    /// The reasons if the body is read in full, for one frame, or not at all.
     reasons: [TokenReason; 3],
 }
 
@@ -69,7 +69,9 @@ fn table() -> Vec<Row> {
     ]
 }
 
-/// Reads each body of the table this far and drops it. Then checks the token, the events and the registry.
+/// Reads each body in the table this far and drops it.
+///
+/// Then checks the token, the events and the registry.
 fn check(reading: Reading) {
     let column = [ToEnd, OneFrame, Nothing]
         .iter()
@@ -82,7 +84,7 @@ fn check(reading: Reading) {
             let (layer, log) = immediate();
             let (response, token) = exchange(&layer, kind.request(), &row.script);
             let mut body = response.into_body();
-            assert_eq!(token.reason(), None, "before its time: {cell}");
+            assert_eq!(token.reason(), None, "too early: {cell}");
             assert_eq!(log.started(), usize::from(kind.is_call()), "{cell}");
             read(&mut body, reading);
             drop(body);
@@ -112,7 +114,7 @@ fn a_body_that_is_never_polled_is_a_disconnect_unless_it_is_known_to_be_empty() 
 }
 
 #[test]
-fn frames_trailers_errors_and_known_lengths_are_those_of_the_body_without_the_layer() {
+fn frames_trailers_errors_and_known_lengths_are_the_same_as_without_the_layer() {
     for row in table() {
         for reading in [ToEnd, OneFrame, Nothing] {
             for kind in Kind::ALL {
@@ -147,7 +149,7 @@ fn the_table_has_trailers_errors_and_ends_that_the_reader_sees() {
 }
 
 #[test]
-fn a_body_that_is_polled_on_after_its_end_or_its_error_changes_nothing() {
+fn polling_a_body_after_its_end_or_its_error_changes_nothing() {
     let script = Script::new([Step::Error, Step::data("late")]);
     for kind in Kind::ALL {
         let (layer, log) = immediate();
@@ -166,7 +168,9 @@ fn a_body_that_is_polled_on_after_its_end_or_its_error_changes_nothing() {
     }
 }
 
-/// Returns the reason of an exchange whose body is dropped unpolled, as by hyper for a body that is not sent.
+/// Returns the reason if a response's body is dropped without having been polled.
+///
+/// hyper does this if the body is not sent.
 fn token_reason(method: Method, status: StatusCode) -> TokenReason {
     let (layer, _log) = immediate();
     let (response, token) = respond(&layer, bodyless(method), move |_| {
@@ -213,7 +217,7 @@ fn a_panic_in_the_body_fires_the_token_before_the_body_is_dropped() {
         let (response, token) = exchange(&layer, kind.request(), &script);
         let mut body = response.into_body();
         let panicked = catch_unwind(AssertUnwindSafe(|| read(&mut body, ToEnd)));
-        assert!(panicked.is_err(), "the panic passes");
+        assert!(panicked.is_err(), "the panic propagates");
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
         drop(body);
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
@@ -231,7 +235,7 @@ fn the_token_has_fired_when_the_destructor_of_the_body_runs() {
             let on_drop = RecordsTokenOnDrop::new(tokens.latest(), &recorded);
             event_stream(Script::stalled().body().on_drop(move || drop(on_drop)))
         });
-        assert_eq!(at_drop.reason_at_drop(), None, "the body exists");
+        assert_eq!(at_drop.reason_at_drop(), None, "the body is still alive");
         drop(response);
         assert_eq!(at_drop.reason_at_drop(), Some(DISCONNECTED), "{kind:?}");
     }

@@ -1,4 +1,4 @@
-//! The response future when it is dropped, fails or panics.
+//! The response future if it is dropped, fails or panics.
 
 use std::{
     convert::Infallible,
@@ -62,7 +62,7 @@ fn an_error_of_the_inner_service_passes_and_is_not_a_disconnect() {
         let Poll::Ready(Err(error)) = poll_once(response.as_mut()) else {
             panic!("the service fails at once");
         };
-        assert_eq!(error, Broken, "as it was");
+        assert_eq!(error, Broken, "the error is unchanged");
         drop(response);
         assert_eq!(tokens.latest().reason(), None, "{kind:?}");
         assert!(layer.calls().is_empty(), "{kind:?}");
@@ -85,7 +85,7 @@ fn a_panic_in_call_fires_the_token() {
     ));
     let request = Kind::Plain.request();
     let panicked = catch_unwind(AssertUnwindSafe(|| drop(service.call(request))));
-    assert!(panicked.is_err(), "the panic passes");
+    assert!(panicked.is_err(), "the panic propagates");
     assert_eq!(tokens.latest().reason(), Some(ServicePanicked));
 }
 
@@ -93,9 +93,9 @@ fn a_panic_in_call_fires_the_token() {
 fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
     for kind in Kind::ALL {
         let (_layer, log, tokens, mut response) = sent(kind, |_| panicking());
-        // As in tokio, the panic is caught around the poll, and the future is dropped after that.
+        // As in tokio, the panic is caught around the poll and the future is dropped afterwards.
         let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
-        assert!(panicked.is_err(), "the panic passes");
+        assert!(panicked.is_err(), "the panic propagates");
         let token = tokens.latest();
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
         drop(response);
@@ -108,13 +108,13 @@ fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
 fn a_panic_in_an_observer_of_a_panicked_call_is_contained() {
     let (layer, log) = immediate();
     let layer = layer.observe(|_: &Event<'_>| {
-        // During the other panic, a panic out of a destructor would abort the process.
+        // If a destructor panicked while the other panic is unwinding, the process would abort.
         panic!("the observer panics on purpose");
     });
     let service = layer.layer(reading(&Tokens::default(), |_| panicking()));
     let mut response = Box::pin(service.oneshot(Kind::Stateless.request()));
     let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
-    assert!(panicked.is_err(), "the service's panic passes");
+    assert!(panicked.is_err(), "the service's panic propagates");
     let end = [Outcome::Cancelled(ServicePanicked)];
     assert_eq!(log.ends(&number(7)), end);
 }
@@ -134,7 +134,7 @@ fn the_token_has_fired_when_the_destructor_of_the_future_runs() {
         }));
         let mut response = Box::pin(service.oneshot(kind.request()));
         assert!(poll_once(response.as_mut()).is_pending());
-        assert_eq!(at_drop.reason_at_drop(), None, "the future exists");
+        assert_eq!(at_drop.reason_at_drop(), None, "the future is still alive");
         drop(response);
         assert_eq!(
             at_drop.reason_at_drop(),

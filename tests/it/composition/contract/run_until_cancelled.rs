@@ -1,4 +1,4 @@
-//! `CallToken::run_until_cancelled`: a cancel drops the future, and no result is lost.
+//! `CallToken::run_until_cancelled`: a cancel drops the future, but no result is lost.
 
 use std::{
     future::{Future, pending, poll_fn},
@@ -21,7 +21,9 @@ async fn a_result_that_is_ready_together_with_the_cancel_wins() {
         assert!(poll!(&mut running).is_pending());
         drop(response);
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
-        sender.send("written").expect("it is not dropped yet");
+        sender
+            .send("written")
+            .expect("the receiver has not been dropped yet");
         assert_eq!(running.await, Ok(Ok("written")), "{kind:?}");
     }
 }
@@ -65,12 +67,14 @@ async fn after_a_cancel_the_future_is_not_polled() {
     for kind in Kind::ALL {
         let (_layer, _log, response, token) = stalled(kind);
         drop(response);
-        let started = token.run_until_cancelled(async { panic!("it was polled") });
+        let started = token.run_until_cancelled(async { panic!("the future was polled") });
         assert_eq!(started.await, Err::<(), _>(ClientDisconnected), "{kind:?}");
     }
 }
 
-/// A task that has used up its budget gets `Pending` from each of tokio's channels, also from one with a value.
+/// All of tokio's channels return `Pending` to a task that has used up its budget.
+///
+/// That includes those that hold a value.
 #[tokio::test]
 async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
     for kind in Kind::ALL {
@@ -78,7 +82,9 @@ async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
         let (sender, result) = oneshot::channel();
         let mut running = pin!(token.run_until_cancelled(result));
         assert!(poll!(&mut running).is_pending());
-        sender.send("written").expect("it is not dropped yet");
+        sender
+            .send("written")
+            .expect("the receiver has not been dropped yet");
         drop(response);
         let polled = poll_fn(|cx| {
             while pin!(tokio::task::consume_budget()).poll(cx).is_ready() {}
@@ -89,7 +95,7 @@ async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
     }
 }
 
-/// As on a runtime with several threads.
+/// This can happen on a multi-threaded runtime.
 #[tokio::test]
 async fn a_result_that_is_ready_between_the_poll_and_the_cancel_wins() {
     for kind in Kind::ALL {

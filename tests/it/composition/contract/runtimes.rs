@@ -1,4 +1,4 @@
-//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stall.
+//! Exchanges dropped without a runtime or on another one, and runtimes that stall.
 
 use std::{convert::Infallible, future::pending, sync::mpsc as blocking, thread, time::Duration};
 
@@ -37,7 +37,7 @@ fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(HOUR)))
 }
 
-/// Returns the body and the token of a call in flight. The timer starts on the current runtime, if there is one.
+/// Returns the body and the token of a call in flight. The timer starts on the current runtime, if any.
 fn in_flight(
     layer: &CancelOnDisconnectLayer,
     kind: Kind,
@@ -45,7 +45,7 @@ fn in_flight(
     exchange(layer, kind.request(), &Script::stalled())
 }
 
-/// A service that keeps its calls open, and the messages that are replayed to it.
+/// Returns a service that keeps its calls open, and the messages that are replayed to it.
 fn with_replays() -> (
     impl Service<InnerRequest, Response = Response<Scripted>, Error = Infallible, Future: Send>
     + Clone
@@ -60,7 +60,9 @@ fn with_replays() -> (
             let is_replay = token.is_none_or(CallToken::is_replay);
             let Ok(body) = request.into_body().collect().await;
             if is_replay {
-                replayed.send(body.to_bytes()).expect("the test listens");
+                replayed
+                    .send(body.to_bytes())
+                    .expect("the test is listening");
             }
             Ok(event_stream(Script::stalled().body()))
         }
@@ -73,16 +75,16 @@ async fn orphaned(token: &CallToken) {
 }
 
 async fn cancelled(token: &CallToken, reason: CancelReason) {
-    within("the deadline", token.cancelled()).await;
+    within("the deadline to fire", token.cancelled()).await;
     assert_eq!(token.reason(), Some(reason));
 }
 
-/// Registers a runtime with the layer, as every request does.
+/// Registers a runtime with the layer, as any request would.
 fn register(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
     runtime.block_on(async { drop(in_flight(layer, Kind::Plain)) });
 }
 
-/// Shuts a runtime down that holds a response.
+/// Shuts down a runtime that holds a response.
 fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
     runtime.spawn(async move {
         let _response = response;
@@ -91,10 +93,10 @@ fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
     runtime.block_on(tokio::task::yield_now());
 }
 
-/// Waits for a replay, which must be a cancel of the call.
+/// Waits for a replay, which must be a cancel for the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
-    let replay = runtime.block_on(within("the replay", replays.recv()));
-    let replay = replay.expect("the service exists");
+    let replay = runtime.block_on(within("the replay to arrive", replays.recv()));
+    let replay = replay.expect("the service is alive");
     let message: serde_json::Value = serde_json::from_slice(&replay).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
     assert_eq!(message["params"]["requestId"], 7);
@@ -109,7 +111,7 @@ fn a_token_fires_where_there_never_was_a_runtime() {
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
         assert!(layer.calls().is_empty(), "{kind:?}");
         let failed = |event: &Happened| matches!(event, Happened::CancelFailed(_, None));
-        // Without a runtime the replay cannot run, which is reported.
+        // The replay cannot run without a runtime, which is reported.
         let has_replay = kind == Kind::Session;
         assert_eq!(log.events().iter().any(failed), has_replay, "{kind:?}");
     }
@@ -235,7 +237,7 @@ fn a_cancel_reaches_the_server_when_the_first_runtime_of_the_layer_has_ended() {
     drop(first);
     second.block_on(async {
         drop(response);
-        let replay = within("the replay", replays.recv()).await;
+        let replay = within("the replay to arrive", replays.recv()).await;
         assert!(replay.is_some());
     });
 }
@@ -266,7 +268,7 @@ fn a_cancel_reaches_the_server_while_the_first_runtime_of_the_layer_is_not_drive
     assert_replayed(&second, &mut replays);
 }
 
-/// The last `block_on` of the runtime drops the response.
+/// The runtime's last `block_on` drops the response.
 #[test]
 fn a_cancel_reaches_the_server_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (layer, _log) = immediate();
@@ -288,9 +290,9 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     register(&second, &layer);
     let (sender, mut ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     first.block_on(async { drop(response) });
-    let reason = second.block_on(within("the clean-up", ran.recv()));
+    let reason = second.block_on(within("the clean-up to run", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
 
@@ -301,7 +303,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
     let token = first.block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
-        // Lets the timer take the deadline.
+        // Let the timer pick up the deadline.
         tokio::task::yield_now().await;
         token
     });
@@ -309,7 +311,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
         let started = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
-        // The client may wait on the runtime that stalls, so the deadline is deferred, but only once.
+        // The client could be waiting on the stalled runtime, so the deadline is postponed, but only once.
         let ended = started.elapsed().as_secs();
         assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
     });
@@ -364,7 +366,7 @@ fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
         let started = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
-        // The reader may be on the runtime that stalls, so its time is granted once more.
+        // The reader could be on the stalled runtime, so it is given the same time once more.
         let hours = started.elapsed().as_secs() / 3600;
         assert!(hours <= 2, "{hours} h");
     });
@@ -379,15 +381,15 @@ fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
     let first = layer.clone();
     let thread = thread::spawn(move || {
         paused_runtime().block_on(async {
-            // This deadline is the earliest, so the timer of this runtime is the one that waits.
+            // This deadline is the earliest, so it is this runtime's timer that is waiting.
             let hung_up = in_flight(&first.grace(Grace::After(HOUR / 2)), Kind::Session);
             drop(hung_up);
             tokio::task::yield_now().await;
-            computes.send(()).expect("the test listens");
+            computes.send(()).expect("the test is listening");
             let (Ok(()) | Err(_)) = ended.recv();
         });
     });
-    computing.recv().expect("it computes");
+    computing.recv().expect("the thread is computing");
     paused_runtime().block_on(async {
         let started = Instant::now();
         let (response, token) = in_flight(&layer, Kind::Session);
@@ -395,8 +397,9 @@ fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
         orphaned(&token).await;
         assert_eq!(started.elapsed().as_secs(), 3600);
     });
-    end.send(()).expect("it computed all the time");
-    thread.join().expect("it ends");
+    end.send(())
+        .expect("the thread has been computing all the time");
+    thread.join().expect("the thread does not panic");
     assert!(layer.calls().is_empty());
 }
 
@@ -420,9 +423,9 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     register(&second, &layer);
     let (sender, mut ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test is listening"));
     shut_down_with(first, response);
-    let reason = second.block_on(within("the clean-up", ran.recv()));
+    let reason = second.block_on(within("the clean-up to run", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
 

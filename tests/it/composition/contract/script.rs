@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
-/// The steps of a body, and its end.
+/// A body's steps and its end.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     steps: VecDeque<Step>,
@@ -29,7 +29,7 @@ pub(super) enum Step {
     Panic,
 }
 
-/// The value of `size_hint`.
+/// What `size_hint` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     Unknown,
@@ -43,9 +43,9 @@ pub(super) enum Length {
 pub(super) enum End {
     /// `None`.
     None,
-    /// `None`, which `is_end_stream` has announced.
+    /// `None`, announced by `is_end_stream`.
     Announced,
-    /// Never `None`, as seen by a reader that knows the length and does not poll again.
+    /// Never `None`, as for a reader that knows the length and does not poll again.
     Silent,
 }
 
@@ -55,11 +55,11 @@ pub(super) struct Scripted {
     dropped: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// The error of a script.
+/// The error that a script's body fails with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// What a reader observed of a body.
+/// What a reader has observed about a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// `size_hint` and `is_end_stream`, queried before each poll and after the last.
@@ -90,12 +90,12 @@ impl Script {
         }
     }
 
-    /// Returns a body of these bytes in one frame.
+    /// Returns a body with these bytes in a single frame.
     pub(super) fn whole(data: impl Into<Bytes>) -> Self {
         Self::new([Step::Data(data.into())])
     }
 
-    /// Returns a body that never has a frame.
+    /// Returns a body that never yields a frame.
     pub(super) fn stalled() -> Self {
         Self::new([]).end(End::Silent)
     }
@@ -141,7 +141,7 @@ pub(super) fn trailers() -> HeaderMap {
 // === impl Scripted ===
 
 impl Scripted {
-    /// Has the body's destructor call `dropped`.
+    /// Makes the body's destructor call `dropped`.
     pub(super) fn on_drop(mut self, dropped: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.dropped = Some(Box::new(dropped));
         self
@@ -210,7 +210,7 @@ impl std::error::Error for Broken {}
 
 // === Reading ===
 
-/// Reads a body, which may only wait for one poll, and records everything observable.
+/// Reads a body that has to wait for at most one poll, and records everything observable.
 pub(super) fn read<B>(body: &mut B, reading: Reading) -> Vec<Seen>
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
@@ -234,7 +234,9 @@ where
     seen
 }
 
-/// Polls a body twice, unless it is ready at once. Returns [`Seen::Pending`] if it is not ready then.
+/// Polls a body again if it is not ready at once.
+///
+/// Returns [`Seen::Pending`] if it is not ready the second time either.
 fn poll<B>(body: &mut B) -> Seen
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
@@ -257,7 +259,9 @@ fn size_hints<B: Body>(body: &B) -> Seen {
 // === impl Seen ===
 
 impl Seen {
-    /// Removes the bounds of a body whose length is unknown, because the layer may insert bytes into such a stream.
+    /// Removes the bounds for a body whose length is unknown.
+    ///
+    /// The layer may insert bytes into such a stream.
     pub(super) fn remove_bounds(&mut self) {
         if let Self::SizeHints(lower, upper, _) = self
             && *upper != Some(*lower)

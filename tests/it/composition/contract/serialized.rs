@@ -1,4 +1,4 @@
-//! Calls as data, with the feature `serde`.
+//! Calls as data, with the `serde` feature.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn a_snapshot_shows_its_call_and_never_the_session_id() {
 }
 
 #[test]
-fn ids_are_those_of_json_rpc_and_names_those_of_metrics() {
+fn ids_are_as_in_json_rpc_and_names_as_in_metrics() {
     assert_eq!(data(RequestId::Number(-7)), json!(-7));
     assert_eq!(data(RequestId::String("7".into())), json!("7"));
     assert_eq!(data(CancelReason::TimedOut), json!("timed_out"));

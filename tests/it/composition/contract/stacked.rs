@@ -22,7 +22,7 @@ fn stalled() -> impl Fn(&Tokens) -> Ready<Answer<Infallible>> + Clone + Send + '
 }
 
 #[tokio::test]
-async fn of_two_layers_the_inner_one_is_inert() {
+async fn the_inner_one_of_two_layers_is_inert() {
     for kind in Kind::ALL {
         let (outer, outer_log) = immediate();
         let (inner, inner_log) = immediate();
@@ -51,7 +51,7 @@ async fn of_two_layers_the_inner_one_is_inert() {
 }
 
 #[test]
-fn of_two_layers_the_grace_of_the_outer_one_counts() {
+fn the_outer_one_of_two_layers_sets_the_grace() {
     let patient = || Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never));
     for (outer, inner, reason) in [
         (immediate(), patient(), Some(ClientDisconnected)),
@@ -67,7 +67,7 @@ fn of_two_layers_the_grace_of_the_outer_one_counts() {
 }
 
 #[test]
-fn a_body_passes_two_layers_as_it_is() {
+fn a_body_passes_through_two_layers_unchanged() {
     let script = Script::new([Step::data("data: 1\n\n"), Step::Wait, Step::Trailers]);
     let (outer, _log) = immediate();
     let (inner, _log) = immediate();
@@ -97,14 +97,14 @@ fn clones_of_a_layer_and_of_its_services_count_their_calls_together() {
     assert_eq!(calls.len(), 3);
     assert_eq!(clone.calls().len(), 3);
     drop((first, second, third));
-    // The second call runs on without its client.
+    // The second call keeps running without its client.
     assert_eq!(calls.len(), 1);
     let cancelled = (number(7), ClientDisconnected);
     assert_eq!(log.cancelled(), [cancelled.clone(), cancelled]);
 }
 
 #[test]
-fn layers_of_their_own_count_their_calls_apart() {
+fn separate_layers_count_their_calls_separately() {
     let (layer, _log) = immediate();
     let other = CancelOnDisconnectLayer::new();
     let (_response, _token) = exchange(&layer, Kind::Session.request(), &Script::stalled());

@@ -1,4 +1,4 @@
-//! The promises of the types, which the compiler checks.
+//! What the types promise, as checked by the compiler.
 
 use std::{error::Error, fmt::Debug};
 
@@ -25,7 +25,7 @@ fn unpin<T: Unpin>() {}
 /// A type that is `Send` but not `Sync`, as futures and bodies often are.
 type OnlySend = std::cell::Cell<u8>;
 
-/// An inner service as in axum.
+/// An inner service like those in axum.
 type Inner = BoxCloneSyncService<(), (), ()>;
 
 const _: fn() = || {

@@ -1,4 +1,4 @@
-//! Limits that are reached.
+//! Limits that have been reached.
 
 use axum::Router;
 use http::StatusCode;
@@ -31,7 +31,7 @@ async fn a_call_over_the_body_limit_is_refused_as_without_the_layer() {
             for bench in [&bench, &bare] {
                 let mcp = bench.client(&[]).await;
                 let large = json!({ "label": "x".repeat(2_000) });
-                // Chunked, so that the length is not known in advance.
+                // The request is chunked, so its length is not known in advance.
                 let mut call = Connection::open(bench.addr).await;
                 call.send_chunked(&mcp.call_request(1, "hold", large), &[100, 900])
                     .await;

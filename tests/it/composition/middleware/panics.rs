@@ -1,4 +1,4 @@
-//! Panics in services around a call in flight.
+//! Panics in the services around a call in flight.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
     support::*,
 };
 
-/// Adds a middleware that panics once after the inner response, if a request asks for it.
+/// Adds a middleware that panics once, after the inner response, if a request asks it to.
 fn fragile(app: Router) -> Router {
     async fn panic_once(
         State(has_panicked): State<Arc<AtomicBool>>,
@@ -31,7 +31,7 @@ fn fragile(app: Router) -> Router {
     ) -> Response {
         let panics = request.headers().contains_key("x-panic");
         let response = next.run(request).await;
-        // Only once, because the replay of a cancel has the headers of its call.
+        // Panic only once, because a replayed cancel has its call's headers.
         if panics && !has_panicked.swap(true, Ordering::Relaxed) {
             panic!("a middleware panics on purpose");
         }
@@ -64,14 +64,14 @@ async fn a_panic_that_is_caught_outside_cancels_the_call() {
         let (mcp, reply) = call_with_panic(&bench).await;
         assert_eq!(reply.status, 500, "{mode:?}");
         let expected = match mode {
-            // No handler had its token yet, and it has no session.
+            // No handler has asked for its token yet, and there is no session.
             SessionMode::Stateless => Outcome::Abandoned(ServicePanicked),
             SessionMode::Wrapped | SessionMode::LayerOnly => Outcome::Cancelled(ServicePanicked),
         };
         assert_eq!(bench.log.ends(&number(1)), [expected], "{mode:?}");
         assert_session_works(&mcp).await;
         assert!(bench.layer.calls().is_empty(), "{mode:?}");
-        // The handler may not have started.
+        // The handler might not have started.
         if bench.witness.starts("a") > 0 {
             assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
         }

@@ -1,6 +1,8 @@
-//! A middleware inside the layer that gives rmcp, which accepts no batches, the messages of a batch one by one, and collects their answers.
+//! A middleware inside the layer that splits batches, which rmcp does not accept.
 //!
-//! The calls of a batch share one response, so the layer cancels none of them.
+//! It sends the messages to rmcp one by one and collects their answers.
+//!
+//! A batch's calls share one response, so the layer does not cancel any of them.
 
 use std::time::Duration;
 

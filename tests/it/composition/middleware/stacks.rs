@@ -1,4 +1,4 @@
-//! Each common middleware inside and outside of the layer.
+//! Each common middleware, both inside and outside the layer.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ use crate::{
     support::within,
 };
 
-/// Longer than any test.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3_600);
 
 macro_rules! stacks {
@@ -115,7 +115,7 @@ stacks! {
     with_everything_outside: |rmcp, cancel| uncompressed(everything(rmcp.layer(cancel)));
 }
 
-/// Without a session manager, the layer cannot know whether unreadable events contain the answer.
+/// Without a session manager, the layer cannot know if unreadable events contain the answer.
 macro_rules! stacks_with_compression_inside {
     ($($name:ident: $build:expr;)+) => {
         mod a_disconnect_from_compressed_events_cancels_only_with_a_session_manager {
@@ -141,7 +141,7 @@ stacks_with_compression_inside! {
     with_everything_inside: |rmcp, cancel| uncompressed(everything(rmcp).layer(cancel));
 }
 
-/// Disconnects the client of a call whose stream has sent bytes that the layer could not read.
+/// Disconnects a call's client after bytes that the layer could not read.
 async fn check_in_doubt(bench: &Bench) {
     let Bench {
         mode, witness, log, ..
@@ -158,7 +158,7 @@ async fn check_in_doubt(bench: &Bench) {
             tokio::task::yield_now().await;
         }
     };
-    within("the end of the call", ended).await;
+    within("the call to end", ended).await;
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown], "{mode:?}");
     assert!(bench.layer.calls().is_empty(), "{mode:?}");
     let mut echo = mcp.call("3", "echo", json!({ "text": "again" })).await;
@@ -183,7 +183,9 @@ fn compressed(app: Router) -> Router {
     app.layer(CompressionLayer::new().compress_when(all))
 }
 
-/// Decompresses on behalf of the client, so that the tests need not. Answers 406 if a response is not compressed.
+/// Decompresses on the client's behalf, so that the tests do not have to.
+///
+/// Answers 406 if a response is not compressed.
 fn uncompressed(app: Router) -> Router {
     app.layer(map_response(require_compression))
         .layer(DecompressionLayer::new())

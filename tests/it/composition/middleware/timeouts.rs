@@ -1,4 +1,4 @@
-//! Timeouts that expire. The clock jumps, so that no test waits.
+//! Timeouts that expire. The clock jumps, so no test has to wait.
 
 use std::time::Duration;
 
@@ -25,14 +25,18 @@ use crate::{
     support::*,
 };
 
-/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump and would fire all the time.
+/// Less than rmcp's keep-alive of 15 s.
+///
+/// The keep-alive does not follow the jump, so it would fire all the time.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LIMIT)
 }
 
-/// Sends no head before it has the whole body, as a middleware does that signs or rewrites responses.
+/// Sends no head until it has the whole body.
+///
+/// A middleware that signs or rewrites responses does the same.
 async fn collected(request: Request, next: Next) -> Response {
     let (head, body) = next.run(request).await.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");
@@ -46,7 +50,7 @@ async fn time_out() {
     tokio::time::resume();
 }
 
-/// Starts a held call through the stack of `build`.
+/// Starts a held call through the stack that `build` makes.
 async fn held(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -58,7 +62,7 @@ async fn held(
     (bench, call)
 }
 
-/// Like [`held`], after the limit for the head has passed.
+/// Like [`held`], but after the limit for the head has passed.
 async fn timed_out(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -68,7 +72,7 @@ async fn timed_out(
     (bench, call)
 }
 
-/// Like [`held`], after the body has started and was silent for longer than its limit.
+/// Like [`held`], but once the body has started and been silent for longer than its limit.
 async fn silent(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -175,7 +179,7 @@ async fn a_body_that_times_out_outside_is_a_disconnect() {
     assert_times_out(outside, ClientDisconnected).await;
 }
 
-/// Asserts that a stack that limits the time of a body cancels the call for this reason.
+/// Asserts that a stack with a time limit on bodies cancels the call for this reason.
 async fn assert_times_out(
     stack: fn(Router, CancelOnDisconnectLayer) -> Router,
     reason: CancelReason,

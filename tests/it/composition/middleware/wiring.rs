@@ -1,4 +1,4 @@
-//! The places where the layer can stand in an app.
+//! The places in an app where the layer can go.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -71,7 +71,7 @@ wirings! {
 
 // --- Without axum ---
 
-/// A service on plain hyper. Dropping it closes all connections.
+/// A service on plain hyper, which closes all connections when it is dropped.
 struct Hyper {
     addr: SocketAddr,
     _tasks: JoinSet<()>,
@@ -97,7 +97,7 @@ impl Hyper {
                 let service = TowerToHyperService::new(service.clone());
                 connections.spawn(async move {
                     let builder = auto::Builder::new(TokioExecutor::new());
-                    // A disconnect is an error here, as expected.
+                    // A disconnect is an error at this level, as expected.
                     let _over = builder
                         .serve_connection(TokioIo::new(stream), service)
                         .await;

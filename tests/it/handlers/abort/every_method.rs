@@ -1,8 +1,8 @@
-//! Every method reaches the inner handler, and its answer is returned.
+//! Every method reaches the inner handler, and the inner handler's answer is returned.
 //!
-//! A wrapper without a method that has a default body still compiles, but the inner handler never gets those requests.
-//! So the names are read from rmcp's source. A method that a later version adds fails this test until the wrapper
-//! forwards it.
+//! A wrapper that lacks a method with a default body still compiles, but the inner handler never gets those requests.
+//! The names are therefore read from rmcp's source, so that a method added in a later version fails this test until the
+//! wrapper forwards it.
 
 use mcp_cancel_on_disconnect::AbortOnCancel;
 use rmcp::{
@@ -79,7 +79,7 @@ fn values_without_a_request_are_forwarded() {
 
 /// The control: a method that only has its default body does not count as forwarded.
 #[test]
-fn the_names_are_those_of_the_trait() {
+fn the_names_are_taken_from_the_trait() {
     let names = methods_of_rmcp::names();
     assert!(names.len() > 30, "{names:?}");
     for name in [

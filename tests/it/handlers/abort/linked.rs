@@ -1,5 +1,7 @@
-//! The token in a handler's context fires with the call's own token, even where rmcp alone never cancels. That is so
-//! for a call of 2026-07-28 whose events are stored, and for a call whose cancel the server refused.
+//! The token in a handler's context fires with the call's own token.
+//!
+//! This applies even where rmcp alone never cancels: to a call at revision 2026-07-28 whose events are stored, and to a
+//! call whose cancel the server has refused.
 
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use crate::{
     support::*,
 };
 
-/// Long enough that no handler is dropped in these tests, so only its token fires.
+/// Long enough that no handler is dropped in these tests, so that only its token fires.
 const WINDOW: Duration = Duration::from_secs(3_600);
 
 /// Revision 2026-07-28 requires this with a MUST.
@@ -32,7 +34,7 @@ async fn the_token_of_a_stored_call_of_2026_07_28_fires() {
         .await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
     assert!(setup.witness.ended("a").await.is_cancelled());
     assert_eq!(
@@ -41,16 +43,17 @@ async fn the_token_of_a_stored_call_of_2026_07_28_fires() {
     );
 }
 
-/// The first control: the layer fires the call's token, but without the wrapper the token in the handler's context does
-/// not fire.
+/// The first control.
+///
+/// The layer fires the call's token, but without the wrapper the token in the handler's context does not fire.
 #[tokio::test]
 async fn without_abort_on_cancel_only_its_call_token_fires() {
     let setup = stored(Server::StatelessSse).start().await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
-    within("the call's token", setup.tokens.of("a").cancelled()).await;
+    within("the call's token to fire", setup.tokens.of("a").cancelled()).await;
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
 }
@@ -61,20 +64,22 @@ async fn bare_rmcp_does_not_fire_the_token_of_a_stored_call() {
     let setup = stored(Server::Bare).start().await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
     setup.exchanges.over_for("a").await;
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
 }
 
-/// Before 2026-07-28 a disconnect is no cancel. With a store the client may resume on any server.
+/// Before 2026-07-28 a disconnect is not a cancel.
+///
+/// With a store, the client can resume on any server.
 #[tokio::test]
 async fn a_stored_call_of_an_older_revision_keeps_running() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
     let (setup, mcp) = plan.abort_after(Duration::ZERO).client().await;
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
     setup.assert_usable(&mcp).await;
@@ -88,14 +93,14 @@ async fn a_stored_call_of_an_older_revision_keeps_running() {
     );
 }
 
-/// The control: bare rmcp lets the call run on too.
+/// The control. Bare rmcp lets the call keep running, too.
 #[tokio::test]
 async fn bare_rmcp_keeps_running_a_stored_call_of_an_older_revision() {
     let plan = stored(Server::Bare).config(|config| config.with_legacy_session_mode(false));
     let setup = plan.start().await;
     let mcp = Mcp::stateless(setup.served.addr, PATH);
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
     setup.exchanges.over_for("a").await;
     setup.assert_usable(&mcp).await;
@@ -103,7 +108,7 @@ async fn bare_rmcp_keeps_running_a_stored_call_of_an_older_revision() {
     assert!(setup.witness.ended("a").await.is_completed());
 }
 
-/// The store cannot have any event of such a call yet.
+/// The store cannot have any of such a call's events yet.
 #[tokio::test]
 async fn a_call_of_an_older_revision_without_an_event_id_is_cancelled() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
@@ -123,7 +128,7 @@ async fn a_grace_that_the_user_set_holds_for_stored_calls() {
     let grace = Duration::from_secs(7);
     let plan = stored(Server::StatelessSse).grace(Grace::After(grace));
     let (clock, setup, mcp) = plan.abort_after(WINDOW).stopped().await;
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
     assert_eq!(setup.events.detached(&mcp, 1).await.0, Some(grace));
     assert!(setup.witness.is_running("a"));
 
@@ -135,11 +140,11 @@ async fn a_grace_that_the_user_set_holds_for_stored_calls() {
 }
 
 #[tokio::test]
-async fn no_grace_that_the_user_set_holds_for_stored_calls() {
+async fn an_immediate_grace_that_the_user_set_holds_for_stored_calls() {
     let plan = stored(Server::StatelessSse).grace(Grace::Immediate);
     let (setup, mcp) = plan.abort_after(WINDOW).client().await;
 
-    under_way(&setup, &mcp).await.fin();
+    start_chatty(&setup, &mcp).await.fin();
 
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
@@ -174,7 +179,7 @@ async fn bare_rmcp_does_not_fire_the_token_if_the_server_refused_the_cancel() {
     assert!(setup.witness.is_running("a"));
 }
 
-/// rmcp lets a subscription whose events are stored listen forever.
+/// rmcp lets a subscription listen forever if its events are stored.
 #[tokio::test]
 async fn a_stored_subscription_ends_with_its_stream() {
     let (ended, mut ends) = mpsc::unbounded_channel();
@@ -187,17 +192,17 @@ async fn a_stored_subscription_ends_with_its_stream() {
 
     stream.fin();
 
-    within("the end of the subscription", ends.recv())
+    within("the subscription to end", ends.recv())
         .await
-        .expect("the handler reports it");
+        .expect("the handler reports the end");
 }
 
 fn stored(server: Server) -> Plan {
     Plan::of(server).stored()
 }
 
-/// Starts a call and reads its first event, with which its client could resume.
-async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
+/// Starts a call and reads its first event, from which its client could resume.
+async fn start_chatty(setup: &Setup, mcp: &Mcp) -> Connection {
     setup.start_primed(mcp, 1, "chatty", "a").await
 }
 
@@ -234,8 +239,8 @@ impl ServerHandler for Listener {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         context.cancelled().await;
-        // The test may have dropped its receiver.
-        let _sent = self.0.send(());
+        // The test might have dropped its receiver.
+        let _ = self.0.send(());
         Ok(())
     }
 }

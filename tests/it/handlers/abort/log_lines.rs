@@ -1,4 +1,4 @@
-//! Log lines about handlers that did not end by themselves.
+//! Log lines about handlers that did not end on their own.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use crate::{
     support::*,
 };
 
-/// The log lines of this crate from this thread. Clones share them.
+/// This crate's log lines from this thread. All clones share them.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -30,7 +30,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     setup.start_call(&mcp, "x", "stubborn", "a").await.fin();
 
     setup.witness.ended("a").await;
-    let line = lines.one_with("handler").await;
+    let line = lines.line_with("handler").await;
     for part in [
         " INFO ",
         "mcp_cancel_on_disconnect: handler did not stop on its own and was dropped",
@@ -43,7 +43,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     }
 }
 
-/// On another transport the line cannot contain the call, but it contains the tool.
+/// On another transport the line cannot name the call, but it names the tool.
 #[tokio::test]
 async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     let (lines, _guard) = Lines::watch();
@@ -54,7 +54,7 @@ async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     wire.cancel(1);
 
     witness.ended("a").await;
-    let line = lines.one_with("handler").await;
+    let line = lines.line_with("handler").await;
     assert!(line.contains(r#"gen_ai.tool.name="stubborn""#), "{line}");
     assert!(!line.contains("call="), "{line}");
 }
@@ -68,7 +68,7 @@ async fn a_panic_is_logged_as_an_error() {
     let mut call = setup.mcp().await.call(1, "boom", json!({})).await;
 
     call.answer().await.expect("an answer");
-    let line = lines.one_with("handler").await;
+    let line = lines.line_with("handler").await;
     assert!(line.contains("ERROR"), "{line}");
     assert!(line.contains(r#"handler panicked"#), "{line}");
     assert!(line.contains(r#"gen_ai.tool.name="boom""#), "{line}");
@@ -102,7 +102,7 @@ impl Lines {
         (lines, tracing::subscriber::set_default(log))
     }
 
-    /// Returns the lines of this crate that contain `part`.
+    /// Returns this crate's lines that contain `part`.
     fn with(&self, part: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
@@ -115,7 +115,7 @@ impl Lines {
     }
 
     /// Waits for the first line that contains `part`.
-    async fn one_with(&self, part: &str) -> String {
+    async fn line_with(&self, part: &str) -> String {
         let line = async {
             loop {
                 if let Some(line) = self.with(part).into_iter().next() {

@@ -1,4 +1,6 @@
-//! The methods of rmcp's traits, read from the source that this build uses. `tests/upstream` has this module, too.
+//! The methods of rmcp's traits, read from the source that this build uses.
+//!
+//! `tests/upstream` has this module, too.
 
 use std::{
     collections::BTreeSet,
@@ -9,20 +11,22 @@ use std::{
 
 use serde_json::Value;
 
-/// Returns the names of all methods of `ServerHandler`, required or not.
+/// Returns the names of all `ServerHandler` methods, required or not.
 pub(super) fn names() -> BTreeSet<String> {
     names_of("src/handler/server.rs", "pub trait ServerHandler")
 }
 
-/// Returns the names of all methods of the trait whose declaration starts with this text in a file, required or not.
+/// Returns the names of all of a trait's methods, required or not.
+///
+/// The trait is the one in `file` whose declaration starts with `declaration`.
 pub(super) fn names_of(file: &str, declaration: &str) -> BTreeSet<String> {
     let source = source(file);
     let handler = block_after(&source, declaration).expect("the trait");
     let mut names = names_in(handler);
-    // A macro in the trait generates methods too.
+    // A macro in the trait generates some of the methods.
     for call in handler.split_inclusive("!();") {
         if let Some(call) = call.strip_suffix("!();") {
-            let name = call.rsplit(|c: char| !is_of_name(c)).next();
+            let name = call.rsplit(|c: char| !is_name_char(c)).next();
             let made_by = format!("macro_rules! {}", name.expect("a name"));
             names.extend(names_in(block_after(&source, &made_by).expect("the macro")));
         }
@@ -30,7 +34,7 @@ pub(super) fn names_of(file: &str, declaration: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns a file without the lines that are comments.
+/// Returns a file without its comment lines.
 fn source(file: &str) -> String {
     let file = directory().join(file);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
@@ -40,11 +44,11 @@ fn source(file: &str) -> String {
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Returns the directory of the rmcp version that cargo resolved.
+/// Returns the directory of the rmcp version that cargo has resolved.
 fn directory() -> PathBuf {
     let version = cargo(&["-vV"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    // Without the platform, cargo asks for packages of other platforms, which are not downloaded.
+    // Without a platform filter, cargo asks for other platforms' packages, which have not been downloaded.
     let metadata = cargo(&[
         "metadata",
         "--format-version=1",
@@ -59,7 +63,7 @@ fn directory() -> PathBuf {
     let manifests = packages.iter().filter(|package| package["name"] == "rmcp");
     let manifests: Vec<_> = manifests.map(|package| &package["manifest_path"]).collect();
     let [Value::String(manifest)] = &manifests[..] else {
-        panic!("one rmcp and not {manifests:?}");
+        panic!("exactly one rmcp expected, found {manifests:?}");
     };
     let directory = Path::new(manifest).parent().expect("a directory");
     directory.to_owned()
@@ -91,13 +95,13 @@ fn block_after<'a>(source: &'a str, start: &str) -> Option<&'a str> {
 
 fn names_in(block: &str) -> BTreeSet<String> {
     let after_fn = block.split("fn ").skip(1);
-    let names = after_fn.filter_map(|rest| rest.split(|c: char| !is_of_name(c)).next());
+    let names = after_fn.filter_map(|rest| rest.split(|c: char| !is_name_char(c)).next());
     names
         .filter(|name| !name.is_empty())
         .map(str::to_owned)
         .collect()
 }
 
-fn is_of_name(c: char) -> bool {
+fn is_name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }

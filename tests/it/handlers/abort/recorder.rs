@@ -1,8 +1,10 @@
-//! A handler that records which of its methods are called, and every request and notification of the protocol.
+//! A handler that records which of its methods are called.
+//!
+//! Every request and notification in the protocol is listed, too.
 
 #![allow(
     deprecated,
-    reason = "what rmcp has deprecated but still serves must get to the handler as well"
+    reason = "what rmcp has deprecated but still serves must reach the handler, too"
 )]
 
 use std::{
@@ -18,10 +20,10 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-/// The code of the error with which every method of a [`Recorder`] ends.
+/// The error code with which every method in a [`Recorder`] ends.
 pub(super) const RECORDED: i32 = 4_711;
 
-/// The methods that were called, and those that were dropped before their end. Clones share the log.
+/// The methods that have been called, and those dropped before they ended. All clones share the log.
 #[derive(Clone, Default)]
 pub(super) struct MethodLog(Arc<Mutex<Log>>);
 
@@ -31,19 +33,19 @@ struct Log {
     dropped: BTreeSet<&'static str>,
 }
 
-/// A handler that answers every request with an error of its own, or never.
+/// A handler that either answers every request with an error of its own or never answers.
 #[derive(Clone, Default)]
 pub(super) struct Recorder {
     log: MethodLog,
     stuck: bool,
 }
 
-/// Records that its method was dropped.
+/// Records that its method has been dropped.
 struct Guard(MethodLog, &'static str);
 
 // === Requests and notifications ===
 
-/// Returns every request of the protocol, with the name of the method that handles it.
+/// Returns every request in the protocol, along with the name of the method that handles it.
 pub(super) fn requests() -> Vec<(&'static str, Value, &'static str)> {
     let page = || modern(json!({}));
     vec![
@@ -115,7 +117,7 @@ pub(super) fn requests() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// Returns every notification of the protocol.
+/// Returns every notification in the protocol.
 pub(super) fn notifications() -> Vec<(&'static str, Value)> {
     vec![
         ("notifications/cancelled", json!({ "requestId": 99 })),
@@ -129,7 +131,9 @@ pub(super) fn notifications() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Returns the parameters of a request of revision 2026-07-28 from a client with all capabilities.
+/// Returns a request's parameters at revision 2026-07-28.
+///
+/// The client has all capabilities.
 pub(super) fn modern(mut params: Value) -> Value {
     let capabilities = ClientCapabilities::builder().enable_tasks().build();
     params["_meta"] = json!({

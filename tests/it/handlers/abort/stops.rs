@@ -1,4 +1,4 @@
-//! A cancelled handler has some time to end on its own. Then it is dropped.
+//! A cancelled handler gets some time to end on its own before it is dropped.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 /// Long enough for a handler that ends on its own.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// The error code of a cancelled request.
+/// The error code for a cancelled request.
 const REQUEST_CANCELLED: i64 = -32_800;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly, sse = StatelessSse, json = StatelessJson] {
@@ -73,7 +73,7 @@ async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
     setup.assert_completes("other", &mut other).await;
 }
 
-/// The control for all these tests.
+/// The control for all of these tests.
 #[tokio::test]
 async fn bare_rmcp_lets_a_stubborn_handler_run() {
     let (clock, setup, mcp) = Server::Wrapped.stopped().await;
@@ -109,7 +109,7 @@ async fn the_abort_grace_is_a_second_unless_it_is_set() {
     }
 }
 
-/// Checks for each method whether it may be stopped.
+/// Checks whether each method may be stopped.
 #[tokio::test]
 async fn only_requests_without_side_effects_are_stopped() {
     let mut dropped = BTreeSet::new();
@@ -126,7 +126,7 @@ async fn only_requests_without_side_effects_are_stopped() {
         };
         within(name, started).await;
         wire.cancel(1);
-        // A handler that is to be dropped is dropped by then, because its task is woken before the task that answers.
+        // By then a handler that is meant to be dropped has been, because its task is woken before the answering task.
         wire.assert_usable().await;
         if log.was_dropped(name) {
             dropped.insert(name)
@@ -164,7 +164,7 @@ async fn only_requests_without_side_effects_are_stopped() {
     assert_eq!(running, protected.into());
 }
 
-/// rmcp does not know that a call of 2026-07-28 with stored events is cancelled.
+/// rmcp does not know that a call at 2026-07-28 with stored events has been cancelled.
 #[tokio::test]
 async fn a_stopped_call_is_answered_if_a_client_can_receive_the_answer() {
     let handler = Scripted::new(|context| async move {
@@ -186,7 +186,7 @@ async fn a_panic_in_a_destructor_does_not_lose_the_answer() {
     assert_eq!(answer["error"]["code"], REQUEST_CANCELLED);
 }
 
-/// A method that is not an `async fn` may panic like this.
+/// A method that is not an `async fn` can panic like this.
 #[tokio::test]
 async fn a_method_that_panics_before_it_returns_its_future_is_answered() {
     let mut wire = Wire::to(AbortOnCancel::new(Hasty));
@@ -196,7 +196,7 @@ async fn a_method_that_panics_before_it_returns_its_future_is_answered() {
     wire.assert_usable().await;
 }
 
-/// Disconnects the client of a call whose events are stored. Returns the stored answer.
+/// Disconnects the client of a call whose events are stored, and returns the stored answer.
 async fn stored_answer(handler: Scripted) -> Value {
     let plan = Plan::of(Server::StatelessSse).stored();
     let plan = plan.abort_after(Duration::ZERO);

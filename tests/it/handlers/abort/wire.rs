@@ -45,7 +45,7 @@ impl<H: ServerHandler> Wire<H> {
         self.send(json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
     }
 
-    /// Starts call 1, of the tool `stubborn`.
+    /// Starts call 1, which calls the tool `stubborn`.
     pub(super) async fn start_stubborn(&self, witness: &crate::support::Witness, label: &str) {
         let arguments = json!({ "label": label });
         let call = json!({ "name": "stubborn", "arguments": arguments });
@@ -61,7 +61,7 @@ impl<H: ServerHandler> Wire<H> {
         self.notify("notifications/cancelled", json!({ "requestId": id }));
     }
 
-    /// Has the server answer a request. Earlier messages have been processed by then.
+    /// Makes the server answer a request, by which time earlier messages have been processed.
     pub(super) async fn assert_usable(&mut self) {
         // That revision has no ping.
         self.request(99, "ping", modern(json!({})));
@@ -71,10 +71,10 @@ impl<H: ServerHandler> Wire<H> {
     /// Returns the next message from the server.
     pub(super) async fn next(&mut self) -> Value {
         let message = within("a message", self.from_server.recv()).await;
-        json!(message.expect("the server runs"))
+        json!(message.expect("the server is running"))
     }
 
-    /// Returns the next answer, and skips other messages.
+    /// Returns the next answer, skipping other messages.
     pub(super) async fn answer(&mut self) -> Value {
         loop {
             let message = self.next().await;
@@ -85,8 +85,8 @@ impl<H: ServerHandler> Wire<H> {
     }
 
     fn send(&self, message: Value) {
-        let message = serde_json::from_value(message).expect("a message of the protocol");
-        self.to_server.send(message).expect("the server runs");
+        let message = serde_json::from_value(message).expect("a message in the protocol");
+        self.to_server.send(message).expect("the server is running");
     }
 }
 

@@ -1,5 +1,6 @@
-//! Every transport mode with every kind of work. `--nocapture` prints how long after the disconnect each work had
-//! stopped.
+//! Every transport mode with every kind of work.
+//!
+//! `--nocapture` prints how long after the disconnect each kind of work has stopped.
 
 use std::{future::pending, sync::Arc};
 
@@ -65,7 +66,7 @@ async fn a_handler_that_ignores_its_token_is_dropped(mode: TransportMode) {
     print_time(mode, "ignores its token", disconnected_at, end.at());
 }
 
-/// The handler only awaits the answer. rmcp cancels the request that the handler dropped.
+/// The handler just awaits the answer. When it is dropped, rmcp cancels its request.
 async fn what_a_handler_has_called_on_another_server_ends(mode: TransportMode) {
     let behind = Server::Wrapped.start().await;
     let client = client_of(&behind).await;
@@ -106,7 +107,9 @@ mod child {
     use super::{TransportMode, begin, print_time};
     use crate::{setup::Scripted, support::within};
 
-    /// The process holds the only other end of a pipe. The pipe closes when the process ends, reaped or not.
+    /// The process holds the only other end of a pipe.
+    ///
+    /// The pipe closes when the process ends, whether or not it is reaped.
     pub(super) async fn assert_killed(mode: TransportMode) {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");
@@ -115,21 +118,21 @@ mod child {
             let writer = writer.lock().expect("no panics here").take();
             async move {
                 begin(&context).await;
-                sleep_forever(writer.expect("it runs once")).await;
+                sleep_forever(writer.expect("the handler runs once")).await;
                 Ok("unread".to_owned())
             }
         }));
         let bench = bench.await;
         let call = bench.start_call(1, "a").await;
         let started = within("the process to start", reader.read_u8()).await;
-        assert_eq!(started.expect("it writes a byte"), b'.');
+        assert_eq!(started.expect("the process writes a byte"), b'.');
 
         let disconnected_at = Instant::now();
         call.fin();
 
         let mut rest = Vec::new();
         let ended = within("the process to end", reader.read_to_end(&mut rest)).await;
-        assert_eq!(ended.expect("the end of the pipe"), 0);
+        assert_eq!(ended.expect("the pipe ends"), 0);
         print_time(mode, "awaits a process", disconnected_at, Instant::now());
         assert!(bench.setup.witness.ended("a").await.is_dropped());
     }
@@ -142,7 +145,7 @@ mod child {
                 .stdin(Stdio::null())
                 .stdout(output)
                 .kill_on_drop(true);
-            // Dropped here, because the command holds our end of the pipe.
+            // Dropped at this point, because the command holds our end of the pipe.
             command.spawn().expect("a shell")
         };
         let status = process.wait().await;
@@ -150,7 +153,9 @@ mod child {
     }
 }
 
-/// Disconnects the client of call `a`, whose handler is running. Returns the time of the disconnect.
+/// Disconnects the client of call `a`, whose handler is running.
+///
+/// Returns the time of the disconnect.
 async fn disconnect(bench: &Bench) -> Instant {
     let call = bench.start_call(1, "a").await;
     assert!(bench.setup.witness.is_running("a"));
@@ -170,7 +175,7 @@ async fn client_of(server: &Setup) -> Arc<RunningService<RoleClient, ()>> {
     Arc::new(().serve(transport).await.expect("a connection"))
 }
 
-/// Calls `hold` with the same label on the other server.
+/// Calls `hold` on the other server with the same label.
 async fn call_behind(
     client: &RunningService<RoleClient, ()>,
     label: &str,
@@ -179,5 +184,5 @@ async fn call_behind(
     let mut params = CallToolRequestParams::new("hold");
     params.arguments = arguments(label).as_object().cloned();
     let answer = client.peer().call_tool(params).await;
-    panic!("it is never released: {answer:?}");
+    panic!("the call was never released: {answer:?}");
 }

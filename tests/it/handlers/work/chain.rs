@@ -1,5 +1,6 @@
-//! Three servers in a row, each of which calls the next. A hundred clients of the first server disconnect, and then no
-//! handler runs on any of the three.
+//! Three servers in a row, each of which calls the next.
+//!
+//! After a hundred of the first server's clients have disconnected, no handler is running on any of the three.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
     support::*,
 };
 
-/// Number of disconnects, and how many of them happen at the same time.
+/// The number of disconnects, and how many of them happen at the same time.
 const DISCONNECTS: usize = 100;
 const AT_ONCE: usize = 10;
 
@@ -58,7 +59,7 @@ async fn a_hundred_disconnects_stop_a_hundred_chains() {
     );
     for server in servers {
         assert_eq!(server.witness.running(), 0);
-        // Each handler ran exactly once.
+        // Each handler has run exactly once.
         assert_eq!(
             server.witness.completed() + server.witness.dropped(),
             DISCONNECTS
@@ -87,7 +88,7 @@ async fn client_of(server: &Setup) -> Client {
     Arc::new(().serve(transport).await.expect("a connection"))
 }
 
-/// Forwards the cancel, as the example `gateway` does.
+/// Forwards the cancel, like the `gateway` example.
 async fn call_next(
     next: &RunningService<RoleClient, ()>,
     label: &str,
@@ -98,13 +99,13 @@ async fn call_next(
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let options = PeerRequestOptions::no_options();
     let sent = next.peer().send_cancellable_request(request, options);
-    let mut request = sent.await.expect("the next server is there");
+    let mut request = sent.await.expect("the next server is running");
     tokio::select! {
-        answer = &mut request.rx => panic!("it is never released: {answer:?}"),
+        answer = &mut request.rx => panic!("the call was never released: {answer:?}"),
         () = context.ct.cancelled() => {
             let reason = CallToken::of(context).and_then(|call| call.reason());
             let cancelled = request.cancel(reason.map(|reason| reason.to_string()));
-            cancelled.await.expect("the next server is there");
+            cancelled.await.expect("the next server is running");
             Err(ErrorData::new(ErrorCode(-32_800), "Request cancelled", None))
         }
     }

@@ -1,4 +1,6 @@
-//! The transport modes in which a call reaches its handler, each behind the layer and in `AbortOnCancel`.
+//! The transport modes in which a call can reach its handler.
+//!
+//! The handler is always behind the layer and wrapped in `AbortOnCancel`.
 
 use std::time::Duration;
 
@@ -9,10 +11,10 @@ use crate::{
     support::{server::report, *},
 };
 
-/// How long a cancelled handler may run on here. This is long enough to end on its own.
+/// How long a cancelled handler may keep running, which is long enough to end on its own.
 const ABORT_GRACE: Duration = Duration::from_millis(100);
 
-/// The header by which a handler knows that its events are stored.
+/// The header that lets a handler know that its events are stored.
 const STORED: &str = "x-stored";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub(super) enum TransportMode {
     NewestStored,
 }
 
-/// Makes every test that takes a [`TransportMode`] one `#[tokio::test]` for each mode.
+/// Turns every test that takes a [`TransportMode`] into a `#[tokio::test]` for each mode.
 macro_rules! for_modes {
     ($($test:ident,)+) => {
         for_modes!(@ session = Session, $($test,)+);
@@ -49,7 +51,7 @@ macro_rules! for_modes {
 
 pub(super) use for_modes;
 
-/// A server, and a client that uses it in one mode.
+/// A server, and a client that uses it in one of the modes.
 pub(super) struct Bench {
     pub(super) mode: TransportMode,
     pub(super) setup: Setup,
@@ -86,11 +88,13 @@ impl TransportMode {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts a call and waits until its handler has started. Reads the first event of a call whose events are stored.
+    /// Starts a call and waits until its handler has started.
+    ///
+    /// If the call's events are stored, its first event is read, too.
     pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
         let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
         if self.mode == TransportMode::NewestStored {
-            // Before its first message, rmcp notices the disconnect itself.
+            // Until it has sent its first message, rmcp notices the disconnect itself.
             call.head().await;
             call.event().await.expect("an event");
         }
@@ -98,8 +102,9 @@ impl Bench {
     }
 }
 
-/// What every handler here does first. A message before the answer turns a JSON response into a stream, so only handlers
-/// whose events are stored send one.
+/// What every handler in these tests does first.
+///
+/// A message before the answer turns a JSON response into a stream, so only handlers whose events are stored send one.
 pub(super) async fn begin(context: &RequestContext<RoleServer>) {
     let parts: Option<&http::request::Parts> = context.extensions.get();
     let stored = parts.is_some_and(|parts| parts.headers.contains_key(STORED));

@@ -1,4 +1,6 @@
-//! Work that must not be stopped: calls that complete, and other calls of a server in which something panics.
+//! Work that must not be stopped.
+//!
+//! This covers calls that complete, and other calls on a server in which something panics.
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ for_modes! {
     a_panic_in_a_handler_does_not_harm_another,
 }
 
-/// The clean-ups that ran: the labels of their calls, and the reasons.
+/// The clean-ups that have run, as their calls' labels and the reasons.
 type Ran = mpsc::UnboundedReceiver<(String, CancelReason)>;
 
 async fn a_completed_call_does_not_run_its_clean_up_and_gets_one_answer(mode: TransportMode) {
@@ -35,7 +37,7 @@ async fn a_completed_call_does_not_run_its_clean_up_and_gets_one_answer(mode: Tr
     assert_eq!(answers(&mut call).await, 1);
     assert!(bench.setup.witness.ended("a").await.is_completed());
     assert!(bench.setup.calls.is_empty());
-    // The clean-up was dropped with the call, although the token still exists.
+    // The clean-up was dropped along with the call, although the token still exists.
     assert!(!bench.setup.tokens.of("a").is_cancelled());
     assert_eq!(Arc::strong_count(&owned), 1);
     bench.setup.assert_usable(&bench.mcp).await;
@@ -47,7 +49,7 @@ async fn a_cancelled_call_runs_its_clean_up_once(mode: TransportMode) {
 
     bench.start_call(1, "a").await.fin();
 
-    let reported = within("the clean-up", ran.recv()).await;
+    let reported = within("the clean-up to run", ran.recv()).await;
     let disconnected = CancelReason::ClientDisconnected;
     assert_eq!(reported, Some(("a".to_owned(), disconnected)));
     bench.setup.witness.ended("a").await;
@@ -62,7 +64,7 @@ async fn a_panic_in_a_clean_up_does_no_harm(mode: TransportMode) {
 
     cancelled_client.fin();
 
-    let reported = within("its other clean-up", ran.recv()).await;
+    let reported = within("its other clean-up to run", ran.recv()).await;
     assert_eq!(reported.expect("a report").0, "broken clean-up");
     bench.setup.witness.ended("broken clean-up").await;
     done.notify_one();
@@ -83,7 +85,7 @@ async fn a_panic_in_a_handler_does_not_harm_another(mode: TransportMode) {
     assert!(ran.try_recv().is_err());
 }
 
-/// Starts a server whose handler has a clean-up, and works until the notice is given.
+/// Starts a server whose handler has a clean-up and works until it gets the notice.
 async fn start(mode: TransportMode) -> (Bench, Ran, Arc<Notify>) {
     let (reports, ran) = mpsc::unbounded_channel();
     let done = Arc::new(Notify::new());
@@ -109,18 +111,18 @@ fn clean_up_after(
     context: &RequestContext<RoleServer>,
     reports: mpsc::UnboundedSender<(String, CancelReason)>,
 ) {
-    let call = CallToken::of(context).expect("the layer is there");
+    let call = CallToken::of(context).expect("the route has the layer");
     if label == "broken clean-up" {
         call.on_cancel(async |_| panic!("the clean-up panics on purpose"));
     }
     let label = label.to_owned();
     call.on_cancel(async move |reason| {
-        // The test may have dropped its receiver.
-        let _sent = reports.send((label, reason));
+        // The test might have dropped its receiver.
+        let _ = reports.send((label, reason));
     });
 }
 
-/// Reads a response to its end and returns the number of answers in it.
+/// Reads a response in full and returns the number of answers in it.
 async fn answers(call: &mut Connection) -> usize {
     let first = call.answer().await.expect("an answer");
     assert_eq!(first["result"]["content"][0]["text"], "done");

@@ -47,7 +47,7 @@ async fn a_response_that_was_read_needs_no_clean_up() {
 async fn next(reports: &mut mpsc::UnboundedReceiver<Report>) -> Report {
     within("a report", reports.recv())
         .await
-        .expect("the routes are there")
+        .expect("the routes are still served")
 }
 
 async fn start() -> (Served, mpsc::UnboundedReceiver<Report>) {
@@ -80,18 +80,15 @@ fn begin(call: &CallToken, sender: &mpsc::UnboundedSender<Report>) {
     call.on_cancel(async move |reason| {
         clean_up
             .send(Report::CleanedUp(reason))
-            .expect("the test listens");
+            .expect("the test is listening");
     });
-    sender.send(Report::Started).expect("the test listens");
+    sender.send(Report::Started).expect("the test is listening");
 }
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the work is in a task of its own"
-)]
+#[allow(clippy::disallowed_methods, reason = "the work needs its own task")]
 fn work(call: CallToken, sender: mpsc::UnboundedSender<Report>) {
     tokio::spawn(async move {
         call.cancelled().await;
-        sender.send(Report::Stopped).expect("the test listens");
+        sender.send(Report::Stopped).expect("the test is listening");
     });
 }

@@ -1,4 +1,4 @@
-//! Causes for which a call lost its client, as they are reported.
+//! The causes that are reported when calls lose their clients.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -21,7 +21,7 @@ use crate::{
     support::*,
 };
 
-/// The reported causes of detachments and ends.
+/// The reported causes of detachments and of ends.
 #[derive(Clone, Debug, Default)]
 struct Causes(Arc<Mutex<Vec<Cause>>>);
 
@@ -87,7 +87,9 @@ async fn a_resume_has_the_length_of_its_detachment(server: Server) {
     assert_eq!(causes.all(), expected);
 }
 
-/// The old connection is dead. Its stream is not read, so the server has not noticed yet.
+/// The old connection is dead.
+///
+/// Its stream is not being read, so the server has not noticed yet.
 async fn a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached(
     server: Server,
 ) {
@@ -176,7 +178,7 @@ async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconne
             let is_call = request.headers().contains_key(EXCHANGE);
             let response = next.run(request).await;
             if is_call {
-                // The stream is dropped, and the client gets no error.
+                // The stream is dropped, and the client does not get an error.
                 response.map(|_| Body::from_stream(broken()))
             } else {
                 response
@@ -194,7 +196,7 @@ async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconne
     drop(call);
 }
 
-/// Behind the layer alone, the end of a call cannot be observed if its client does not resume.
+/// With the layer alone, a call's end cannot be observed unless its client resumes.
 #[tokio::test]
 async fn a_call_that_is_untracked_and_keeps_running_ends_as_unknown() {
     const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -202,7 +204,7 @@ async fn a_call_that_is_untracked_and_keeps_running_ends_as_unknown() {
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;
     let mcp = setup.mcp().await;
     setup.cut(&mcp, 1, "a").await;
-    // In steps, rmcp would close the session before the hour is over.
+    // If the clock advanced in steps, rmcp would close the session before the hour is over.
     clock.jump(HOUR + TICK).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
@@ -223,24 +225,26 @@ fn broken() -> impl futures_util::Stream<Item = Result<bytes::Bytes, std::io::Er
 
 const STALL: Duration = Duration::from_secs(5);
 
-/// A server that takes a client that does not read for disconnected. Its sockets have small buffers.
+/// Plans a server that treats a client that does not read as disconnected.
+///
+/// Its sockets have small buffers.
 fn with_stall_timeout(server: Server) -> Plan {
     let plan = Plan::with_grace(server);
     plan.layer(|layer| layer.stall_timeout(STALL))
         .send_buffer(4_096)
 }
 
-/// Call 1 sends more than the sockets and hyper can buffer.
+/// Returns a request for call 1, which sends more than the sockets and hyper can buffer.
 fn flood(mcp: &Mcp) -> crate::support::Request {
     mcp.call_request(1, "chatty", json!({ "label": "a", "events": 100_000 }))
 }
 
-/// Advances the clock until call 1 was detached this many times.
+/// Advances the clock until call 1 has been detached this many times.
 async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
     let detached = async {
         let is_detached = |kind: &&EventKind| matches!(kind, EventKind::Detached(_));
         while setup.events.of(mcp, 1).iter().filter(is_detached).count() < times {
-            // Sockets fill in real time.
+            // Sockets fill up in real time.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }

@@ -1,10 +1,10 @@
-//! Ids and names that are chosen to break the log.
+//! Ids and names that are meant to break the log.
 
 use serde_json::{Value, json};
 
 use crate::setup::{Lines, Server, for_servers};
 
-/// In some log each of these ends a line, hides the text before it, or reverses it.
+/// In some log, each of these ends a line, or hides or reverses the text before it.
 const HOSTILE: [&str; 8] = [
     "a\nERROR forged",
     "a\r\nERROR forged",
@@ -58,16 +58,16 @@ fn message(id: Value, method: &str, tool: &str) -> Value {
 
 async fn assert_harmless(server: Server, message: &Value) {
     let lines = logged(server, message).await;
-    assert_eq!(lines.len(), 2, "it starts and ends: {lines:#?}");
+    assert_eq!(lines.len(), 2, "a start and an end: {lines:#?}");
     for line in lines {
-        // The call lasts microseconds, so its duration has a `µ`.
+        // The call lasts microseconds, so its duration is printed with a `µ`.
         let is_harmless = |text: char| matches!(text, ' '..='~' | 'µ');
         assert!(line.chars().all(is_harmless), "{line:?}");
         assert!(line.contains("a\\\\"), "escaped, not dropped: {line}");
     }
 }
 
-/// Returns the log of a call, split at every kind of line end.
+/// Returns a call's log, split at every kind of line end.
 async fn logged(server: Server, message: &Value) -> Vec<String> {
     let (setup, mcp) = server.client().await;
     // The first call logs the hints about the setup.

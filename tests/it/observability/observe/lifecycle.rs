@@ -1,4 +1,4 @@
-//! The life of a call as the log shows it.
+//! A call's life as the log shows it.
 
 use serde_json::json;
 
@@ -118,13 +118,13 @@ async fn a_cancel_is_never_an_error(server: Server) {
     assert_eq!(lines.text(), "");
 }
 
-/// Returns the lines of call 1, without the parts that vary between runs.
+/// Returns call 1's lines, without the parts that vary between runs.
 fn lifecycle(lines: &Lines) -> Vec<String> {
     let of_call = lines.matching(|line| line.contains(r#" jsonrpc.request.id="1" "#));
     of_call.iter().map(|line| masked(line)).collect()
 }
 
-/// Removes the target, the number of the call, and the session id.
+/// Removes the target, the call's number and the session id.
 fn masked(line: &str) -> String {
     let line = line.replace("mcp_cancel_on_disconnect:", "…");
     let words = line.split(' ').map(|word| {

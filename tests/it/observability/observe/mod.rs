@@ -1,4 +1,4 @@
-//! Reports about calls, to observers and in the log.
+//! Reports about calls, both to observers and in the log.
 
 mod causes;
 mod injection;

@@ -9,7 +9,7 @@ use mcp_cancel_on_disconnect::{Event, Observer};
 
 use crate::setup::{EventKind, Plan, Server};
 
-/// Counts the events that it receives.
+/// Counts the events it receives.
 #[derive(Clone, Debug, Default)]
 struct Count(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! Session ids and other secrets, as far as the log shows them.
+//! Session ids and other secrets, and how much of them the log shows.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 const FIELD: &str = " mcp.session.id=";
 const SECRET: &str = "open-sesame";
 
-/// Makes a call in each of two sessions. Returns the log lines of each call, and its session id.
+/// Makes a call in each of two sessions. Returns each call's log lines and session id.
 async fn logged(plan: Plan) -> [(Vec<String>, String); 2] {
     let lines = Lines::all();
     let setup = plan.start().await;
@@ -64,7 +64,7 @@ async fn sessions_are_shown_by_a_short_hash_that_joins_their_lines() {
         let hash = hash.trim_matches('"');
         assert_eq!(hash.len(), 8, "{hash}");
         assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{hash}");
-        assert!(!id.contains(hash), "no part of the id");
+        assert!(!id.contains(hash), "the hash is part of the id");
     }
 }
 
@@ -123,7 +123,7 @@ async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
     assert_eq!(shown(&dropped), shown(&cancelled));
 }
 
-/// A signed token may differ from another only at its end.
+/// A signed token might differ from another only at its end.
 #[test]
 fn a_session_id_is_logged_verbatim_to_its_end() {
     let id = |end| format!("{}.{end}", "a".repeat(1_000));
@@ -151,7 +151,7 @@ async fn no_session_id_is_logged_when_the_manager_inside_has_closed_it() {
         .local()
         .close_session(&session.as_str().into())
         .await;
-    closed.expect("it is closed");
+    closed.expect("the session is closed");
 
     setup
         .calls

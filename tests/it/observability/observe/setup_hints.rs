@@ -1,4 +1,4 @@
-//! An incomplete setup is logged once for each layer, with its fix.
+//! An incomplete setup is logged once per layer, along with how to fix it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a stor
 const WAITS: &str =
     "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
-/// Asserts that each of the lines starts with the expected text, in order.
+/// Asserts that each line starts with the expected text, in order.
 fn assert_lines(lines: &Lines, expected: &[&str]) {
     let logged = lines.of_layer();
     assert_eq!(logged.len(), expected.len(), "{logged:#?}");
@@ -66,7 +66,7 @@ async fn a_layer_inside_another_hints_that_its_options_have_no_effect() {
     let inner = CancelOnDisconnectLayer::new();
     assert_works(inside(inner.clone())).await;
     assert_lines(&lines, &[NESTED]);
-    // A clone is the same layer. A new layer is another one.
+    // A clone is the same layer, but a new layer is a different one.
     assert_works(inside(inner.grace(Grace::Never))).await;
     assert_lines(&lines, &[NESTED]);
     assert_works(inside(CancelOnDisconnectLayer::new())).await;
@@ -182,7 +182,7 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
     assert_lines(&lines, &[]);
 }
 
-/// The client polls and was connected all the time.
+/// The client polls and has been connected all the time.
 #[tokio::test]
 async fn a_stream_that_the_server_ends_does_not_emit_a_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);
@@ -191,20 +191,20 @@ async fn a_stream_that_the_server_ends_does_not_emit_a_hint_about_a_disconnect()
     let session = mcp.session_id().expect("a session");
     let handle = setup.sessions.local().sessions.read().await[session].clone();
     let closed = handle.close_sse_stream(0, None).await;
-    closed.expect("it is closed");
+    closed.expect("the session is closed");
     setup.events.detached(&mcp, 1).await;
 
     assert_lines(&lines, &[]);
 }
 
-// === The parts ===
+// === Helpers ===
 
 fn sessions() -> Sessions {
     let local = LocalSessionManager::default();
     Sessions::Wrapped(Arc::new(CancellableSessionManager::new(local)))
 }
 
-/// One session manager on two routes, with a layer on each route.
+/// Puts one session manager on two routes, with a layer on each.
 fn two_routes(one: &CancelOnDisconnectLayer, other: &CancelOnDisconnectLayer) -> Router {
     let sessions = sessions();
     let route = || sessions.router(Tools::new(&Witness::new()), Mode::Session.config());

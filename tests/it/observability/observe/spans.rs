@@ -1,4 +1,4 @@
-//! Events belong to the request's span, wherever they are emitted.
+//! Events belong to their request's span, wherever they are emitted.
 
 use std::sync::{
     Arc,
@@ -117,7 +117,7 @@ async fn without_a_span_events_are_still_logged() {
     assert_eq!(lines.of_layer().len(), 3, "{lines:?}");
 }
 
-/// Serves every request in a span of its own.
+/// Serves every request in its own span.
 fn traced(plan: Plan) -> Plan {
     let next = Arc::new(AtomicU64::new(1));
     plan.outside(move |router| {
@@ -126,7 +126,7 @@ fn traced(plan: Plan) -> Plan {
     })
 }
 
-/// Asserts that all lines of call 1 are in the same span, and returns that span.
+/// Asserts that all of call 1's lines are in the same span, and returns that span.
 fn assert_one_span(lines: &Lines, count: usize) -> String {
     let of_call = lines.matching(|line| line.contains(r#"jsonrpc.request.id="1""#));
     assert_eq!(of_call.len(), count, "{of_call:#?}");
@@ -154,7 +154,7 @@ async fn until_closed(setup: &crate::setup::Setup, mcp: &Mcp, lines: &Lines, spa
     .await;
 }
 
-/// Lets only the first request pass that names its exchange.
+/// Lets only the first request through that names its exchange.
 fn refusing_replays(router: Router) -> Router {
     let seen = Arc::new(AtomicU64::new(0));
     router.layer(from_fn(move |request: Request, next: Next| {

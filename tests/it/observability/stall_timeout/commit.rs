@@ -1,4 +1,4 @@
-//! Heads that the layer sends before there is an answer.
+//! Response heads that the layer sends before there is an answer.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn committing() -> (CancelOnDisconnectLayer, Log) {
     (layer.commit_after(10 * SECOND), log)
 }
 
-/// Sends a call whose head the layer sends before the server answers.
+/// Sends a call for which the layer sends the head before the server answers.
 async fn committed(
     layer: &CancelOnDisconnectLayer,
     request: Request<Body>,
@@ -38,7 +38,7 @@ async fn committed(
     (response.into_body(), next_request)
 }
 
-/// Returns the single message of a body of events.
+/// Returns the only message in a body of events.
 async fn message(body: &mut ResponseBody<Body>) -> Value {
     let text = rest(body).await;
     let data = text
@@ -383,25 +383,31 @@ async fn a_byte_order_mark_is_not_part_of_the_event() {
     let (mut body, next_request) = committed(&layer, call()).await;
     let marked = format!("\u{feff}{ANSWER}");
     let answer = typed("application/json", Body::from(marked));
-    next_request.answer.send(Ok(answer)).expect("it waits");
+    next_request
+        .answer
+        .send(Ok(answer))
+        .expect("the layer is waiting");
     let expected: Value = serde_json::from_str(ANSWER).expect("JSON");
     assert_eq!(message(&mut body).await, expected);
 }
 
-/// A client ignores an event without data, and would wait forever.
+/// A client would ignore an event without data and wait forever.
 #[tokio::test(start_paused = true)]
 async fn an_answer_without_a_text_is_an_error() {
     for text in ["", " \n"] {
         let (layer, _log) = committing();
         let (mut body, next_request) = committed(&layer, call()).await;
         let answer = typed("application/json", Body::from(text));
-        next_request.answer.send(Ok(answer)).expect("it waits");
+        next_request
+            .answer
+            .send(Ok(answer))
+            .expect("the layer is waiting");
         let answer = message(&mut body).await;
         assert_eq!(answer["error"]["code"], -32603, "{answer}");
     }
 }
 
-/// Such a request is no call, so its answer may be compressed.
+/// Such a request is not a call, so its answer may be compressed.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_another_kind_keeps_its_accept_encoding() {
     let (layer, _log) = committing();
@@ -416,7 +422,10 @@ async fn a_request_of_another_kind_keeps_its_accept_encoding() {
             let next_request = server.next_request().await;
             let has_it = next_request.headers.contains_key(header::ACCEPT_ENCODING);
             let answer = typed("application/json", Body::from(ANSWER));
-            next_request.answer.send(Ok(answer)).expect("it waits");
+            next_request
+                .answer
+                .send(Ok(answer))
+                .expect("the layer is waiting");
             has_it
         };
         let (_, has_it) = tokio::join!(sending, answering);

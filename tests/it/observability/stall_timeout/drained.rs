@@ -1,4 +1,6 @@
-//! A drain ends the streams on which no more events will be sent, whatever the outcome of their calls.
+//! A drain ends all streams on which no more events will be sent.
+//!
+//! The outcomes of their calls do not matter.
 
 use mcp_cancel_on_disconnect::{
     CancelReason::{self, ClientDisconnected, ShuttingDown},
@@ -13,12 +15,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const EVENT: &str = "id: 1/7\ndata:\n\n";
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
-/// A layer whose calls wait for their clients, and its log.
+/// Returns a layer whose calls wait for their clients, and its log.
 fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never))
 }
 
-/// Starts a client and a server with that layer between them.
+/// Starts a client and a server with such a layer between them.
 fn started() -> (CancelOnDisconnectLayer, Log, Client, Server) {
     let (layer, log) = with_grace();
     let (client, server) = between(&layer);
@@ -69,8 +71,8 @@ async fn open(
 }
 
 /// Sends a request that the server accepts without a stream.
-async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
-    let (response, ()) = tokio::join!(client.send(request), accepting(server));
+async fn send_accepted(client: &Client, server: &mut Server, request: Request<Body>) {
+    let (response, ()) = tokio::join!(client.send(request), accept_next(server));
     assert_eq!(response.status(), 202);
 }
 
@@ -119,7 +121,7 @@ async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
     assert_eq!(log.ends(&number(7)), [Outcome::Unknown]);
 
     let calls = layer.calls();
-    let (report, ()) = tokio::join!(calls.drain(SECOND), accepting(&mut server));
+    let (report, ()) = tokio::join!(calls.drain(SECOND), accept_next(&mut server));
 
     assert_eq!(report.cancelled, 1);
     assert_ends(&mut older, &older_feed).await;
@@ -147,7 +149,7 @@ async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
     let (layer, log, client, mut server) = started();
     let (mut body, feed, token) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
-    taken(&client, &mut server, cancelled()).await;
+    send_accepted(&client, &mut server, cancelled()).await;
     assert!(token.is_cancelled());
     assert_eq!(log.ends(&number(7)), [Outcome::ClientCancelled]);
     assert_open(&mut body).await;
@@ -165,7 +167,7 @@ async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
     let ends = async { timeout(10 * SECOND, rest(&mut body)).await };
     let drained = async {
         sleep(SECOND).await;
-        taken(&client, &mut server, cancelled()).await;
+        send_accepted(&client, &mut server, cancelled()).await;
         layer.calls().drain(SECOND).await;
     };
     let (rest, ()) = tokio::join!(ends, drained);
@@ -178,7 +180,7 @@ async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
     let (layer, _log, client, mut server) = started();
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
-    taken(&client, &mut server, delete()).await;
+    send_accepted(&client, &mut server, delete()).await;
 
     layer.calls().drain(SECOND).await;
 
@@ -229,7 +231,7 @@ async fn an_encoded_stream_ends_with_the_drain() {
     };
     let (response, feed) = tokio::join!(client.send(in_session(call())), answer);
     let mut body = response.into_body();
-    taken(&client, &mut server, cancelled()).await;
+    send_accepted(&client, &mut server, cancelled()).await;
 
     layer.calls().drain(SECOND).await;
 
@@ -286,7 +288,7 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
     let with_grace = timeout(100 * SECOND, calls.drain(Duration::MAX));
     let (first, second, _) = tokio::join!(calls.drain(3 * SECOND), with_grace, answer);
 
-    let second = second.expect("it does not wait for what has ended");
+    let second = second.expect("the second drain does not wait for calls that have ended");
     assert_eq!(started.elapsed().as_secs(), 3);
     assert_eq!((first.ended, first.cancelled), (1, 1));
     assert_eq!((second.ended, second.cancelled), (1, 0));
@@ -304,14 +306,18 @@ async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
     let started = Instant::now();
     let cancel = async {
         sleep(3 * SECOND).await;
-        taken(&client, &mut server, cancelled()).await;
+        send_accepted(&client, &mut server, cancelled()).await;
     };
     let (report, ()) = tokio::join!(calls.drain(100 * SECOND), cancel);
-    assert_eq!(started.elapsed().as_secs(), 3, "it waits");
+    assert_eq!(
+        started.elapsed().as_secs(),
+        3,
+        "the drain waits for the task"
+    );
     assert_eq!(
         (report.ended, report.cancelled),
         (0, 0),
-        "its client ended it"
+        "the client has ended its task"
     );
 }
 
@@ -363,7 +369,7 @@ async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
     let dropped = timeout(SECOND + SECOND / 2, calls.drain(SECOND)).await;
     assert!(dropped.is_err());
 
-    accepting(&mut server).await;
+    accept_next(&mut server).await;
 
     sleep(20 * SECOND).await;
     let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
@@ -371,7 +377,7 @@ async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
 }
 
 /// Accepts the next request.
-async fn accepting(server: &mut Server) {
+async fn accept_next(server: &mut Server) {
     let mut accepted = Response::new(Body::empty());
     *accepted.status_mut() = http::StatusCode::ACCEPTED;
     server.next_request().await.answer(accepted);

@@ -1,7 +1,7 @@
 //! Silent streams: probes, heads that are sent early, and clients that do not read.
 //!
-//! No sockets: the test writes the answer of an inner service step by step. The clock jumps to the next timer when
-//! every task waits.
+//! There are no sockets. Instead, the test writes an inner service's answer step by step. The clock jumps to the next
+//! timer when every task is waiting.
 
 use std::{io, time::Duration};
 
@@ -27,7 +27,7 @@ mod stall;
 
 const PROBE: &str = ":\n\n";
 
-/// The client's side. Its requests pass through the layer.
+/// The client's side, whose requests pass through the layer.
 #[derive(Clone)]
 struct Client {
     service: BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, io::Error>,
@@ -38,24 +38,24 @@ struct Server {
     next_request: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
-/// A request that waits for its answer.
+/// A request that is waiting for its answer.
 #[derive(Debug)]
 struct ReceivedRequest {
-    /// `None` for a cancel that is replayed.
+    /// `None` for a replayed cancel.
     token: Option<CallToken>,
     headers: HeaderMap,
     answer: oneshot::Sender<io::Result<Response<Body>>>,
 }
 
-/// Writes the body of an answer.
+/// Writes an answer's body.
 struct Feed(mpsc::UnboundedSender<Bytes>);
 
-/// A layer that does not wait for clients to resume, and its log.
+/// Returns a layer that does not wait for clients to resume, and its log.
 fn immediate() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
 }
 
-/// A client and a server with the layer between them.
+/// Returns a client and a server with the layer between them.
 fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
     let (ask, next_request) = mpsc::unbounded_channel();
     let inner = service_fn(move |request: Request<TeeBody<Body>>| {
@@ -69,7 +69,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
                 headers: head.headers,
                 answer,
             };
-            ask.send(next_request).expect("the test waits");
+            ask.send(next_request).expect("the test is waiting");
             answered.await.expect("the test answers")
         }
     });
@@ -77,7 +77,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
     (Client { service }, Server { next_request })
 }
 
-/// A stateless call from a client that accepts both kinds of answer.
+/// Returns a stateless call from a client that accepts both kinds of answer.
 fn call() -> Request<Body> {
     post(&json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "a" } }))
 }
@@ -99,7 +99,7 @@ fn typed(content_type: &str, body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// Returns the next frame of a body, or `None` at its end.
+/// Returns a body's next frame, or `None` at its end.
 async fn frame(body: &mut ResponseBody<Body>) -> Option<String> {
     let frame = body.frame().await?.expect("the body does not fail");
     let data = frame.into_data().expect("no trailers");
@@ -115,7 +115,7 @@ async fn rest(body: &mut ResponseBody<Body>) -> String {
     rest
 }
 
-/// Returns `true` if a body sends nothing for this time.
+/// Returns `true` if a body does not send anything for this long.
 async fn is_silent(body: &mut ResponseBody<Body>, time: Duration) -> bool {
     tokio::time::timeout(time, frame(body)).await.is_err()
 }
@@ -136,7 +136,7 @@ impl Server {
         self.next_request
             .recv()
             .await
-            .expect("a request of the client")
+            .expect("a request from the client")
     }
 
     /// Answers the next request with a stream.
@@ -157,15 +157,17 @@ impl ReceivedRequest {
     }
 
     fn answer(self, response: Response<Body>) {
-        self.answer.send(Ok(response)).expect("the layer waits");
+        self.answer
+            .send(Ok(response))
+            .expect("the layer is waiting");
     }
 
     fn fail(self) {
         let error = io::Error::other("broken on purpose");
-        self.answer.send(Err(error)).expect("the layer waits");
+        self.answer.send(Err(error)).expect("the layer is waiting");
     }
 
-    /// Waits until the receiver of the answer is dropped.
+    /// Waits until the answer's receiver is dropped.
     async fn abandoned(&mut self) {
         self.answer.closed().await;
     }
@@ -184,7 +186,7 @@ impl Feed {
     }
 
     fn write(&self, text: impl Into<Bytes>) {
-        self.0.send(text.into()).expect("the body exists");
+        self.0.send(text.into()).expect("the body is still alive");
     }
 
     /// Waits until the body is dropped.
@@ -197,7 +199,7 @@ impl Feed {
     }
 }
 
-/// Returns a request's token, as a handler takes it that is to be notified of a cancel.
+/// Returns a request's token, taken as by a handler that is to be notified of a cancel.
 fn observed_token(extensions: &Extensions) -> Option<CallToken> {
     let token: Option<CallToken> = extensions.get().cloned();
     assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));

@@ -165,7 +165,7 @@ async fn an_interval_that_the_clock_cannot_represent_disables_probes() {
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
 }
 
-/// Without a runtime nothing can be timed, and nothing breaks.
+/// Nothing can be timed without a runtime, but nothing breaks either.
 #[test]
 fn without_a_runtime_all_options_are_without_effect() {
     use futures_util::FutureExt as _;
@@ -177,10 +177,10 @@ fn without_a_runtime_all_options_are_without_effect() {
     let next_request = server
         .next_request()
         .now_or_never()
-        .expect("a request of the layer");
+        .expect("a request from the layer");
     let (feed, body) = Feed::new();
     next_request.answer(events(body));
-    let mut response = sent.now_or_never().expect("it was answered");
+    let mut response = sent.now_or_never().expect("the request has been answered");
     feed.write(EVENT);
     let event = frame(response.body_mut()).now_or_never();
     assert_eq!(event.flatten().as_deref(), Some(EVENT));

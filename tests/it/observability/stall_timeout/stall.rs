@@ -20,7 +20,7 @@ fn with_stall_timeout() -> CancelOnDisconnectLayer {
     immediate().0.stall_timeout(LIMIT)
 }
 
-/// Returns a stream from which the client has read one event, without polling for the next.
+/// Returns a stream from which the client has read one event without polling for the next.
 async fn unread(layer: &CancelOnDisconnectLayer) -> (ResponseBody<Body>, Feed, CallToken) {
     let (client, mut server) = between(layer);
     let (response, (feed, token)) = tokio::join!(client.send(call()), server.stream());
@@ -39,7 +39,7 @@ async fn a_client_that_stops_reading_counts_as_disconnected() {
     sleep(LIMIT).await;
 
     assert_eq!(token.reason(), Some(ClientDisconnected));
-    assert!(feed.is_dropped(), "though hyper still has the body");
+    assert!(feed.is_dropped(), "although hyper still has the body");
     assert_eq!(frame(&mut body).await, None);
 }
 
@@ -113,7 +113,7 @@ async fn a_call_that_is_cancelled_within_a_large_event_ends_after_it() {
     let (event, error) = (first + &rest)
         .split_at_checked(large.len())
         .map(|(event, error)| (event.to_owned(), error.to_owned()))
-        .expect("all of it");
+        .expect("the rest of the event");
     assert_eq!(event, large);
     assert!(
         error.starts_with("data: ") && error.contains("-32800"),
@@ -148,7 +148,7 @@ async fn without_the_option_a_stream_may_stay_unread() {
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_stalled_gives_the_client_more_time() {
     let (mut body, feed, token) = unread(&with_stall_timeout()).await;
-    // In one step, as a blocked worker sees it.
+    // In a single step, as a blocked worker would see it.
     tokio::time::advance(3 * LIMIT).await;
     tokio::task::yield_now().await;
     assert!(!token.is_cancelled());
@@ -168,7 +168,7 @@ async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
     feed.write(EVENT);
     assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
     sleep(SECOND).await;
-    assert!(!token.is_cancelled(), "it reads on");
+    assert!(!token.is_cancelled(), "the client is still reading");
 
     let (_body, _feed, token) = unread(&with_stall_timeout()).await;
     tokio::time::advance(late).await;

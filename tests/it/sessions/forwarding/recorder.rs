@@ -26,21 +26,21 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-/// The name of a method, and its arguments.
+/// A method's name and its arguments.
 pub(super) type Call = (&'static str, Value);
 
-/// The recorded calls in order. Clones share them.
+/// The recorded calls in order. All clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls(Arc<Mutex<Vec<Call>>>);
 
-/// The manager, and the transport that it creates.
+/// The manager, which is also the transport that it creates.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     pub(super) calls: Calls,
     pub(super) behaviour: Behaviour,
 }
 
-/// The behaviour of the manager.
+/// How the manager behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behaviour {
     /// All methods succeed.
@@ -49,9 +49,9 @@ pub(super) enum Behaviour {
     Fails,
     /// Sessions cannot be closed.
     CannotClose,
-    /// The methods of its transport fail.
+    /// Its transport's methods fail.
     Disconnected,
-    /// A session that is to be restored exists already.
+    /// A session to be restored already exists.
     AlreadyExists,
     /// Restoring is not supported.
     RestoreUnsupported,
@@ -61,7 +61,7 @@ pub(super) enum Behaviour {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failed(pub(super) &'static str);
 
-/// An event store that is compared only by its address.
+/// An event store that is only compared by its address.
 struct Store;
 
 // === impl Calls ===
@@ -81,7 +81,7 @@ impl Calls {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Returns the transport of a session.
+    /// Returns a session's transport.
     fn transport(&self) -> Self {
         let mut transport = self.clone();
         if self.behaviour == Behaviour::Disconnected {
@@ -105,13 +105,15 @@ impl Recorder {
     }
 }
 
-/// The answer of [`Recorder`]'s `initialize_session`, and the message in its streams.
+/// Returns what [`Recorder`]'s `initialize_session` returns.
+///
+/// It is also the message in its streams.
 pub(super) fn message() -> ServerJsonRpcMessage {
     let empty = ServerResult::EmptyResult(EmptyResult {});
     ServerJsonRpcMessage::response(empty, NumberOrString::Number(4711))
 }
 
-/// The content of [`Recorder`]'s streams: one event with the name of the method.
+/// Returns what [`Recorder`]'s streams contain, which is one event with the method's name.
 pub(super) fn event(method: &str) -> ServerSseMessage {
     let mut event = ServerSseMessage::new(method, message());
     event.retry = Some(Duration::from_millis(4_711));

@@ -1,7 +1,7 @@
-//! A clock that moves only when a test moves it, while sockets work in real time.
+//! A clock that only moves when a test moves it, while sockets work in real time.
 //!
-//! Tokio's paused clock is not enough, because it jumps to the next timer whenever all tasks wait, even for a socket. A
-//! task that is always busy prevents that.
+//! Tokio's paused clock is not enough, because it jumps to the next timer whenever all tasks are waiting, even if one
+//! of them is waiting for a socket. A task that is always busy prevents that.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use tokio::{
 
 use crate::support::limit::LIMIT;
 
-/// Delay after which the layer rechecks a deadline that ran late, plus tokio's rounding.
+/// The delay after which the layer rechecks a deadline that fired late, plus the rounding.
 const RECHECK_DELAY: Duration = Duration::from_millis(101);
 
-/// Maximum lateness at which a recheck counts as on time.
+/// How late a recheck can be and still count as on time.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Stops the clock of the current runtime until it is dropped.
+/// Stops the current runtime's clock until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StoppedClock(JoinHandle<()>);
 
 // === impl StoppedClock ===
 
 impl StoppedClock {
-    /// Stops the clock. Needs a runtime of one thread.
-    #[allow(clippy::disallowed_methods, reason = "a task of the test's own")]
+    /// Stops the clock. This needs a single-threaded runtime.
+    #[allow(clippy::disallowed_methods, reason = "the test needs its own task")]
     pub(crate) fn stop() -> Self {
         tokio::time::pause();
         Self(tokio::spawn(stay_busy()))
     }
 
-    /// Advances the clock in small steps, so that every deadline runs on time.
+    /// Advances the clock in small steps, so that every deadline fires on time.
     ///
-    /// A deadline that runs late is postponed. So a test that jumps past a wrong deadline could not detect it.
+    /// The layer postpones a deadline that fires late, so a test that jumped past a wrong deadline could not detect it.
     pub(crate) async fn advance(&self, duration: Duration) {
         let mut left = duration;
         while !left.is_zero() {
@@ -45,14 +45,14 @@ impl StoppedClock {
         }
     }
 
-    /// Advances the clock in one step. Deadlines in between run late.
+    /// Advances the clock in a single step, so that any deadlines in between fire late.
     pub(crate) async fn jump(&self, duration: Duration) {
         tokio::time::advance(duration).await;
     }
 
-    /// Advances the clock past deadlines, and then to their recheck.
+    /// Advances the clock past any deadlines, and then on to their recheck.
     ///
-    /// A deadline that runs late by less than a second is rechecked.
+    /// The recheck is needed for deadlines that fire less than a second late.
     pub(crate) async fn advance_past(&self, duration: Duration) {
         advance_past(duration).await;
     }
@@ -64,25 +64,27 @@ impl Drop for StoppedClock {
     }
 }
 
-/// Returns a runtime of one thread whose clock jumps to the next deadline.
+/// Returns a single-threaded runtime whose clock jumps to the next deadline.
 pub(crate) fn paused_runtime() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true);
     builder.build().expect("a runtime")
 }
 
-/// Does what [`StoppedClock::advance_past`] does, for a clock that is paused in another way.
+/// Like [`StoppedClock::advance_past`], for a clock that has been paused in another way.
 pub(crate) async fn advance_past(duration: Duration) {
     for step in [duration, RECHECK_DELAY] {
         tokio::time::advance(step).await;
-        // Without these polls the check would run after the next step, and late.
+        // Without these polls the check would only run after the next step, and so be late.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Returns when no wait can succeed any more. Then the clock jumps, and the wait fails with its reason.
+/// Returns once no wait can succeed any more.
+///
+/// That lets the clock jump, so that the wait fails with its own message.
 #[allow(
     clippy::disallowed_types,
     reason = "the limit must not follow the stopped clock"

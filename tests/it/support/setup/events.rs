@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::support::{Mcp, within};
 
-/// The shared log. Clones write to and read from the same one.
+/// The log. All clones share the same one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events(Arc<watch::Sender<Vec<Seen>>>);
 
@@ -43,14 +43,16 @@ struct Call {
     id: Value,
 }
 
-/// Message of a failed wait: what it waited for, and the log at that time.
+/// The message for a failed wait: what it was waiting for, and the log at that time.
 struct FailedWait<'a>(&'a Events, &'a str, &'a Call);
 
 // === impl Events ===
 
 impl Events {
-    /// Returns an observer that logs the layer's reports. It skips the detachment of a call that is cancelled at once,
-    /// because the end of the call carries the same information.
+    /// Returns an observer that logs what the layer reports.
+    ///
+    /// It skips the detachment of a call that is cancelled at once, because the event for the end of the call carries
+    /// the same information.
     pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let log = self.0.clone();
         move |event| {
@@ -61,19 +63,19 @@ impl Events {
         }
     }
 
-    /// Waits until the layer has reported the start of a client's call.
+    /// Waits until the layer has reported that a client's call has started.
     pub(crate) async fn started(&self, mcp: &Mcp, id: impl Into<Value>) {
         self.count(mcp, id, 1, |kind| kind == EventKind::Started)
             .await;
     }
 
-    /// Waits for the end of a client's call. Returns its outcome.
+    /// Waits for a client's call to end, and returns its outcome.
     pub(crate) async fn ended(&self, mcp: &Mcp, id: impl Into<Value>) -> Outcome {
         let (outcome, _) = self.end(mcp, id).await;
         outcome
     }
 
-    /// Like [`Self::ended`]. Also returns when the call ended.
+    /// Like [`Self::ended`], but also returns when the call ended.
     pub(crate) async fn end(&self, mcp: &Mcp, id: impl Into<Value>) -> (Outcome, Instant) {
         self.of_call(mcp, id.into(), "the end", |kind| match kind {
             EventKind::Ended(outcome) => Some(outcome),
@@ -82,7 +84,9 @@ impl Events {
         .await
     }
 
-    /// Waits until a call is detached and runs on. Returns its grace, and when it was detached.
+    /// Waits until a call has been detached and is still running.
+    ///
+    /// Returns its grace, and when it was detached.
     pub(crate) async fn detached(
         &self,
         mcp: &Mcp,
@@ -95,7 +99,9 @@ impl Events {
         .await
     }
 
-    /// Waits until `count` events of a call that `is_counted` accepts were reported. Returns when the last of them was reported.
+    /// Waits for `count` events about a call that `is_counted` accepts.
+    ///
+    /// Returns when the last of them was reported.
     pub(crate) async fn count(
         &self,
         mcp: &Mcp,
@@ -117,7 +123,7 @@ impl Events {
                 };
                 match nth {
                     Some(at) => return at,
-                    None => changes.changed().await.expect("self holds the sender"),
+                    None => changes.changed().await.expect("the sender is alive"),
                 }
             }
         };
@@ -130,13 +136,13 @@ impl Events {
         self.count(mcp, id, times, is_counted).await;
     }
 
-    /// Waits until a call was resumed this many times.
+    /// Waits until a call has been resumed this many times.
     pub(crate) async fn resumed(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) -> Instant {
         let is_counted = |kind| kind == EventKind::Resumed;
         self.count(mcp, id, times, is_counted).await
     }
 
-    /// Waits until a call was detached this many times.
+    /// Waits until a call has been detached this many times.
     pub(crate) async fn detached_again(
         &self,
         mcp: &Mcp,
@@ -147,7 +153,7 @@ impl Events {
         self.count(mcp, id, times, is_counted).await
     }
 
-    /// Returns all events so far of the calls with this id in this session (or in none).
+    /// Returns all events so far for calls with this id in the client's session, or in none.
     pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<EventKind> {
         let call = Call::of(mcp, id.into());
         let log = self.0.borrow();
@@ -160,7 +166,9 @@ impl Events {
         self.0.borrow().iter().map(|seen| seen.kind).collect()
     }
 
-    /// Waits until `pick` returns a value for an event of a call. Returns the value, and when the event was reported.
+    /// Waits until `pick` returns a value for one of a call's events.
+    ///
+    /// Returns the value, and when the event was reported.
     async fn of_call<T>(
         &self,
         mcp: &Mcp,
@@ -179,7 +187,7 @@ impl Events {
                 });
                 match picked {
                     Some(picked) => return picked,
-                    None => changes.changed().await.expect("self holds the sender"),
+                    None => changes.changed().await.expect("the sender is alive"),
                 }
             }
         };
@@ -202,7 +210,7 @@ impl Seen {
             Event::Untracked { call, limit, .. } => (EventKind::Untracked(*limit), Some(call)),
             Event::AnswerEvicted { outcome, .. } => (EventKind::AnswerEvicted(*outcome), None),
             Event::UnparsedBody { why, .. } => (EventKind::UnparsedBody(*why), None),
-            other => panic!("an event these tests do not know: {other:?}"),
+            other => panic!("unexpected kind of event: {other:?}"),
         };
         Self {
             kind,

@@ -1,7 +1,7 @@
 //! Reports when an exchange is over, for tests that expect the layer to do nothing.
 //!
-//! It is a middleware *outside* the layer, which drops what the layer returned before it records the end. So everything that the
-//! layer does in `Drop` has happened by then.
+//! It is a middleware *outside* the layer that drops whatever the layer has returned before it records the end. By
+//! then, everything that the layer does in `Drop` has happened.
 
 use std::{
     collections::BTreeSet,
@@ -21,28 +21,30 @@ use tokio::sync::watch;
 
 use crate::support::within;
 
-/// The header with a test's name for an exchange. An exchange without it is not watched.
+/// The header in which a test names an exchange. Exchanges without it are not watched.
 pub(crate) const EXCHANGE: &str = "x-exchange";
 
-/// The shared log of named exchanges. A client that disconnects very early has none, because hyper drops its request
-/// before any service sees it.
+/// The log of named exchanges, which all clones share.
+///
+/// An exchange whose client disconnects very early is not in it, because hyper drops the request before any service
+/// sees it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchanges(Arc<watch::Sender<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
     started: BTreeSet<String>,
-    /// Exchanges that are complete or abandoned by the client.
+    /// Exchanges that have completed or that the client has abandoned.
     over: BTreeSet<String>,
 }
 
-/// Records the end of an exchange when it is dropped, after everything inside the exchange.
+/// Records the end of an exchange on drop, once everything inside it has been dropped.
 struct EndRecorder {
     exchanges: Exchanges,
     name: String,
 }
 
-/// A body whose polls are reported to `on_poll`, which is dropped after it.
+/// A body that calls `on_poll` whenever it is polled, and is dropped before `on_poll`.
 pub(crate) struct PolledBody<F> {
     pub(crate) body: Body,
     pub(crate) on_poll: F,
@@ -51,13 +53,13 @@ pub(crate) struct PolledBody<F> {
 // === impl Exchanges ===
 
 impl Exchanges {
-    /// Puts the middleware around everything in `router`.
+    /// Adds the middleware around everything in `router`.
     pub(crate) fn watch(&self, router: Router) -> Router {
         let exchanges = self.clone();
         router.layer(from_fn(move |request: Request, next: Next| {
             let recorder = exchanges.begin(&request);
             async move {
-                // Declared before the call, so dropped after it.
+                // This is declared before the call, so it is dropped after it.
                 let recorder = recorder;
                 let response = next.run(request).await;
                 match recorder {
@@ -95,10 +97,10 @@ impl Exchanges {
         let mut log = self.0.subscribe();
         within(what, log.wait_for(reached))
             .await
-            .expect("self holds the sender");
+            .expect("the sender is alive");
     }
 
-    /// Records the start of an exchange. Returns `None` if the exchange has no name.
+    /// Records that an exchange has started. Returns `None` if the exchange has no name.
     fn begin(&self, request: &Request) -> Option<EndRecorder> {
         let name = request.headers().get(EXCHANGE)?.to_str().ok()?.to_owned();
         self.0.send_modify(|log| {

@@ -1,4 +1,4 @@
-//! A middleware that holds requests, or their responses, until the test lets them pass.
+//! A middleware that holds requests or responses until the test lets them through.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::support::{Connection, Mcp, within};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Request,
-    /// A request whose body has been read.
+    /// A request, once its body has been read.
     ReadRequest,
     Response,
 }
 
-/// The test's side of the middleware.
+/// The gate, as the test sees it.
 #[derive(Debug)]
 pub(crate) struct Gate {
     opened: Arc<Notify>,
@@ -32,7 +32,7 @@ pub(crate) struct Gate {
 // === impl Gate ===
 
 impl Gate {
-    /// Holds every request of this kind, or its response. Returns the middleware, too.
+    /// Holds every request that `is_held` accepts, or its response. Also returns the middleware.
     pub(crate) fn new(
         held: Held,
         is_held: impl Fn(&Request) -> bool + Clone + Send + Sync + 'static,
@@ -45,8 +45,8 @@ impl Gate {
                 let (gate, enter) = (gate.clone(), enter.clone());
                 let is_held = is_held(&request);
                 let wait = async move {
-                    // The test may have dropped its side.
-                    let _sent = enter.send(());
+                    // The test might have dropped its side.
+                    let _ = enter.send(());
                     gate.notified().await;
                 };
                 async move {
@@ -76,7 +76,7 @@ impl Gate {
         (Self { opened, entered }, middleware)
     }
 
-    /// Holds the exchange of this name.
+    /// Holds the exchange with this name.
     pub(crate) fn for_exchange(
         held: Held,
         name: &'static str,
@@ -87,7 +87,7 @@ impl Gate {
         })
     }
 
-    /// Waits until the gate holds one more request or response.
+    /// Waits until the gate is holding another request or response.
     pub(crate) async fn entered(&mut self) {
         within(
             "the gate to hold a request or response",
@@ -96,14 +96,14 @@ impl Gate {
         .await;
     }
 
-    /// Sends a resume, and waits until the gate holds it.
+    /// Sends a resume and waits until the gate is holding it.
     pub(crate) async fn resume(&mut self, mcp: &Mcp, event: &str) -> Connection {
         let resumed = mcp.resume(event).await;
         self.entered().await;
         resumed
     }
 
-    /// Lets one held request or response pass, or the next one if none is held.
+    /// Lets one held request or response through, or the next one if none is being held.
     pub(crate) fn open(&self) {
         self.opened.notify_one();
     }

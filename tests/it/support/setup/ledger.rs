@@ -1,4 +1,4 @@
-//! Counts calls by their reports, as a dashboard does. In the end every count must be zero again.
+//! Counts calls by their reports, as a dashboard would. Every count must end up at zero again.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use mcp_cancel_on_disconnect::Event;
 
-/// The shared counts. Reports may arrive in any order, so only the sums are meaningful.
+/// The counts, which all clones share. Reports can arrive in any order, so only the sums are meaningful.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger(Arc<Counts>);
 
@@ -36,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the number of calls in flight, and how many of them are detached.
+    /// Returns the number of calls in flight, and how many of those are detached.
     pub(crate) fn balance(&self) -> (isize, isize) {
         let Counts {
             in_flight,

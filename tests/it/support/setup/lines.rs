@@ -1,4 +1,4 @@
-//! The log lines of the test's thread.
+//! The lines logged on the test's thread.
 
 use std::{
     fmt, io,
@@ -11,15 +11,16 @@ use tracing_subscriber::{
     layer::SubscriberExt as _,
 };
 
-/// Logs the layer and the spans of requests until it is dropped.
+/// Captures the layer's log lines and the request spans until it is dropped.
 pub(crate) struct Lines {
     written: Written,
     _subscribed: DefaultGuard,
 }
 
-/// A second subscriber that accepts nothing and is never dropped. With a single subscriber, `tracing` asks the
-/// subscriber of the first thread that reaches a log line whether the line is enabled. That thread may belong to
-/// another test, without a subscriber.
+/// A second subscriber, which accepts nothing and is never dropped.
+///
+/// With only one subscriber, `tracing` decides whether a log line is enabled by asking the subscriber of the first
+/// thread that reaches it. That thread might belong to another test, which has no subscriber.
 static SECOND: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
@@ -29,12 +30,12 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 // === impl Lines ===
 
 impl Lines {
-    /// Logs the layer at all levels. Needs a runtime of one thread.
+    /// Captures the layer's log at all levels. This needs a single-threaded runtime.
     pub(crate) fn all() -> Self {
         Self::up_to(Level::TRACE)
     }
 
-    /// Logs the layer up to `level`. Needs a runtime of one thread.
+    /// Captures the layer's log up to `level`. This needs a single-threaded runtime.
     pub(crate) fn up_to(level: Level) -> Self {
         LazyLock::force(&SECOND);
         let written = Written::default();
@@ -63,7 +64,7 @@ impl Lines {
         String::from_utf8(written.clone()).expect("a log is text")
     }
 
-    /// Returns the lines of the layer so far.
+    /// Returns the layer's lines so far.
     pub(crate) fn of_layer(&self) -> Vec<String> {
         self.matching(|line| {
             line.contains("mcp_cancel_on_disconnect:")
@@ -71,7 +72,7 @@ impl Lines {
         })
     }
 
-    /// Returns the lines so far that match.
+    /// Returns the matching lines so far.
     pub(crate) fn matching(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter(|line| is_wanted(line));
@@ -82,7 +83,7 @@ impl Lines {
 /// The target of [`request_span`].
 const REQUEST: &str = "request";
 
-/// Returns a span like the one that servers have around each request.
+/// Returns a span like those that servers put around each request.
 pub(crate) fn request_span(number: u64) -> tracing::Span {
     tracing::info_span!(target: REQUEST, "request", number)
 }

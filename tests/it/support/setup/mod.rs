@@ -1,4 +1,4 @@
-//! A server with the layer in place, in each way to use it, and what a test can observe.
+//! A server with the layer in place, in each way to use it, and what tests can observe.
 //!
 //! ```ignore
 //! let setup = Server::Wrapped.start().await;
@@ -14,11 +14,11 @@
 //! | what it logs | [`Lines`] |
 //! | when the layer has finished with an exchange, even if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
-//! | a handler that the test scripts | [`Scripted`] |
+//! | a handler with a script from the test | [`Scripted`] |
 //! | a middleware that holds requests or responses | [`Gate`] |
 //! | a clock that moves only when the test moves it | [`StoppedClock`] |
 //!
-//! rmcp's keep-alives are off everywhere, because a disconnect must be detected without a write.
+//! rmcp's keep-alives are always off, because a disconnect must be detected without a write.
 
 use std::{
     collections::HashMap,
@@ -73,34 +73,34 @@ pub(crate) use self::{
     store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
 
-/// The grace of [`Plan::with_grace`].
+/// The grace set by [`Plan::with_grace`].
 pub(crate) const GRACE: Duration = Duration::from_secs(20);
 
-/// Resolution to which tokio rounds a timer up.
+/// The resolution to which tokio rounds timers up.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 pub(crate) const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 pub(crate) const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// The id of the first event of the first stream of a session.
+/// The id of the first event on a session's first stream.
 pub(crate) const FIRST_EVENT: &str = "0/0";
 
-/// The ways to use the layer, and rmcp without it.
+/// The ways to use the layer, plus rmcp without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
-    /// Sessions of a [`CancellableSessionManager`].
+    /// Sessions with a [`CancellableSessionManager`].
     Wrapped,
-    /// Sessions of rmcp's own manager.
+    /// Sessions with rmcp's own manager.
     LayerOnly,
-    /// No sessions. Every answer is a stream.
+    /// No sessions, and every response is a stream.
     StatelessSse,
-    /// No sessions. An answer is a stream only if a message precedes it.
+    /// No sessions, and a response is a stream only if another message precedes the answer.
     StatelessJson,
-    /// Sessions, and no layer.
+    /// Sessions without the layer.
     Bare,
 }
 
-/// A setup that is not started yet.
+/// A setup that has not been started yet.
 pub(crate) struct Plan {
     server: Server,
     layer: CancelOnDisconnectLayer,
@@ -115,14 +115,14 @@ pub(crate) struct Plan {
 
 pub(crate) type Wrapper = CancellableSessionManager<LocalSessionManager>;
 
-/// The sessions of a server.
+/// A server's sessions.
 #[derive(Clone, Debug)]
 pub(crate) enum Sessions {
     Wrapped(Arc<Wrapper>),
     Local(Arc<LocalSessionManager>),
 }
 
-/// A running server, and everything that can be observed of it.
+/// A running server, and everything that can be observed about it.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) server: Server,
@@ -135,14 +135,14 @@ pub(crate) struct Setup {
     pub(crate) tokens: Tokens,
 }
 
-/// The token that each labelled handler got.
+/// The token that each labelled handler has been given.
 #[derive(Clone, Default)]
 pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
 
-/// Turns every test that takes a [`Server`] into one `#[tokio::test]` for each of these servers.
+/// Turns tests that take a [`Server`] into a `#[tokio::test]` for each of these servers.
 ///
-/// The tests of a server are in a module with its name. The runtime's flavor may be given between the servers and the
-/// tests. `sessions` are the servers with sessions, and `all` also those without.
+/// The tests for a server are in a module named after it. The runtime flavor may be given between the servers and the
+/// tests. `sessions` stands for the servers with sessions, and `all` includes those without.
 macro_rules! for_servers {
     (sessions $tests:tt) => {
         crate::setup::for_servers!([wrapped = Wrapped, layer_only = LayerOnly] () $tests);
@@ -181,17 +181,17 @@ pub(crate) use for_servers;
 // === impl Server ===
 
 impl Server {
-    /// Serves [`Tools`]. A disconnect cancels at once.
+    /// Serves [`Tools`], with any disconnect cancelling at once.
     pub(crate) async fn start(self) -> Setup {
         Plan::of(self).start().await
     }
 
-    /// Serves [`Tools`] as [`start`](Self::start) does. Also returns a client.
+    /// Serves [`Tools`] like [`start`](Self::start), and also returns a client.
     pub(crate) async fn client(self) -> (Setup, Mcp) {
         Plan::of(self).client().await
     }
 
-    /// Serves [`Tools`] as [`start`](Self::start) does, with a stopped clock. Also returns a client.
+    /// Like [`client`](Self::client), but with a stopped clock.
     pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
         Plan::of(self).stopped().await
     }
@@ -231,12 +231,12 @@ impl Plan {
         }
     }
 
-    /// Returns the default plan, but with a grace of [`GRACE`].
+    /// Returns the default plan with a grace of [`GRACE`].
     pub(crate) fn with_grace(server: Server) -> Self {
         Self::of(server).grace(Grace::After(GRACE))
     }
 
-    /// Sets the grace, which is none by default.
+    /// Sets the grace. By default there is none.
     pub(crate) fn grace(mut self, grace: Grace) -> Self {
         self.layer = self.layer.grace(grace);
         self
@@ -260,7 +260,7 @@ impl Plan {
         self
     }
 
-    /// Changes the wrapper around the session manager.
+    /// Changes how the session manager is wrapped.
     pub(crate) fn wrap(
         mut self,
         wrap: impl FnOnce(LocalSessionManager) -> Wrapper + 'static,
@@ -269,12 +269,12 @@ impl Plan {
         self
     }
 
-    /// Stores the events of all calls in a [`Store`].
+    /// Stores the events from all calls in a [`Store`].
     pub(crate) fn stored(self) -> Self {
         self.sessions(|local| local.with_event_store(Arc::new(Store::default())))
     }
 
-    /// Saves its sessions, from where they can be restored.
+    /// Saves the sessions to a store, from which they can be restored.
     pub(crate) fn saving(self, sessions: SavedSessions) -> Self {
         self.config(|mut config| {
             config.session_store = Some(Arc::new(sessions));
@@ -288,7 +288,7 @@ impl Plan {
         self
     }
 
-    /// Changes the configuration of rmcp.
+    /// Changes rmcp's configuration.
     pub(crate) fn config(
         mut self,
         change: impl FnOnce(StreamableHttpServerConfig) -> StreamableHttpServerConfig,
@@ -325,14 +325,14 @@ impl Plan {
         self.serve(tools, witness, tokens).await
     }
 
-    /// Serves [`Tools`]. Also returns a client, in a session of its own if the server has sessions.
+    /// Serves [`Tools`]. Also returns a client, with its own session if the server has sessions.
     pub(crate) async fn client(self) -> (Setup, Mcp) {
         let setup = self.start().await;
         let mcp = setup.mcp().await;
         (setup, mcp)
     }
 
-    /// Serves [`Tools`] with a stopped clock. Also returns a client.
+    /// Serves [`Tools`] with a stopped clock, and also returns a client.
     pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
         let clock = StoppedClock::stop();
         let (setup, mcp) = self.client().await;
@@ -346,7 +346,7 @@ impl Plan {
         self.serve(handler, witness, tokens).await
     }
 
-    /// Serves any handler. It has no witness.
+    /// Serves any handler, without a witness.
     pub(crate) async fn start_handler<H: ServerHandler + Clone>(self, handler: H) -> Setup {
         self.serve(handler, Witness::new(), Tokens::default()).await
     }
@@ -425,7 +425,7 @@ impl Sessions {
         }
     }
 
-    /// Returns rmcp's own manager, whether it is wrapped or not.
+    /// Returns rmcp's own manager, whether or not it is wrapped.
     pub(crate) fn local(&self) -> &LocalSessionManager {
         match self {
             Self::Wrapped(sessions) => sessions.inner(),
@@ -433,17 +433,17 @@ impl Sessions {
         }
     }
 
-    /// Ends the stream of a call on the server, as in SEP-1699. The client should reconnect.
+    /// Ends a call's stream on the server side, as in SEP-1699. The client should reconnect.
     pub(crate) async fn end_stream(&self, mcp: &Mcp, stream: u64, retry: Option<Duration>) {
         let closed = self.handle(mcp).await.close_sse_stream(stream, retry).await;
-        closed.expect("the stream is there");
+        closed.expect("the stream is open");
     }
 
-    /// Ends the standalone stream of a session on the server.
+    /// Ends a session's standalone stream on the server side.
     pub(crate) async fn end_standalone_stream(&self, mcp: &Mcp, retry: Option<Duration>) {
         let handle = self.handle(mcp).await;
         let closed = handle.close_standalone_sse_stream(retry).await;
-        closed.expect("the stream is there");
+        closed.expect("the stream is open");
     }
 
     async fn handle(&self, mcp: &Mcp) -> LocalSessionHandle {
@@ -456,7 +456,7 @@ impl Sessions {
 // === impl Setup ===
 
 impl Setup {
-    /// Returns a client, in a session of its own if the server has sessions.
+    /// Returns a client, with its own session if the server has sessions.
     pub(crate) async fn mcp(&self) -> Mcp {
         let mcp = Mcp::stateless(self.served.addr, PATH);
         if self.server.has_sessions() {
@@ -466,7 +466,7 @@ impl Setup {
         }
     }
 
-    /// Starts a call and waits until its handler has started. The label is also the name of the exchange.
+    /// Starts a call and waits until its handler has started. The label also names the exchange.
     pub(crate) async fn start_call(
         &self,
         mcp: &Mcp,
@@ -494,8 +494,9 @@ impl Setup {
         call
     }
 
-    /// Starts a call and disconnects its client after the priming event, whose id it returns. Waits until the call is
-    /// detached.
+    /// Starts a call, then disconnects its client after the priming event, whose id is returned.
+    ///
+    /// Waits until the call is detached.
     pub(crate) async fn cut(&self, mcp: &Mcp, id: impl Into<Value>, label: &str) -> String {
         let id = id.into();
         let mut call = self.start_call(mcp, id.clone(), "hold", label).await;
@@ -507,7 +508,7 @@ impl Setup {
         primed.id.expect("an id")
     }
 
-    /// Resumes the first stream of a session, whose call `id` was resumed `nth - 1` times.
+    /// Resumes a session's first stream, after `nth - 1` earlier resumes of its call `id`.
     pub(crate) async fn resume(&self, mcp: &Mcp, id: impl Into<Value>, nth: usize) -> Connection {
         let mut resumed = mcp.resume(FIRST_EVENT).await;
         assert_eq!(resumed.head().await.status, 200);
@@ -515,7 +516,7 @@ impl Setup {
         resumed
     }
 
-    /// Starts a call on a stream of an HTTP/2 connection and waits until its handler has started.
+    /// Starts a call on a stream of an HTTP/2 connection and waits for its handler to start.
     pub(crate) async fn start_on_h2(
         &self,
         connection: &mut H2,
@@ -531,8 +532,9 @@ impl Setup {
         stream
     }
 
-    /// Makes a whole call under a unique id. Messages that were queued in its session before the call, for example a
-    /// cancel, have been processed when this returns.
+    /// Makes a whole call under a unique id.
+    ///
+    /// When this returns, any messages that were already queued in the session, such as a cancel, have been processed.
     pub(crate) async fn assert_usable(&self, mcp: &Mcp) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let text = format!("echo-{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -563,7 +565,7 @@ impl Setup {
     }
 }
 
-/// Arguments of the labelled tools of [`Tools`]. `chatty` sends one event.
+/// Returns the arguments for the labelled tools in [`Tools`]. `chatty` sends one event.
 pub(crate) fn arguments(label: &str) -> Value {
     json!({ "label": label, "events": 1 })
 }
@@ -571,7 +573,7 @@ pub(crate) fn arguments(label: &str) -> Value {
 // === impl Tokens ===
 
 impl Tokens {
-    /// Records the token that the handler of `label` can reach.
+    /// Records the token that the handler with this label can reach.
     pub(crate) fn record(&self, label: &str, context: &RequestContext<RoleServer>) {
         if let Some(token) = CallToken::of(context) {
             let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -579,11 +581,11 @@ impl Tokens {
         }
     }
 
-    /// Returns the token of a handler that has started.
+    /// Returns the token of the handler with this label, which must have started.
     pub(crate) fn of(&self, label: &str) -> CallToken {
         let tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let token = tokens.get(label).cloned();
-        token.unwrap_or_else(|| panic!("the handler of {label:?} found no token"))
+        token.unwrap_or_else(|| panic!("the handler for {label:?} found no token"))
     }
 }
 

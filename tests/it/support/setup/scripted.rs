@@ -1,4 +1,4 @@
-//! A server whose tool runs a script of the test, for what the tools of `support` cannot do.
+//! A server whose tool runs the test's script, for what the tools in `support` cannot do.
 
 use std::{fmt, future::ready, sync::Arc};
 
@@ -16,14 +16,16 @@ use tokio::sync::mpsc;
 use super::Tokens;
 use crate::support::Witness;
 
-/// The answer of the tool.
+/// The tool's answer.
 type Answer = Result<String, ErrorData>;
 
 type Script =
     dyn Fn(String, RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
 
-/// The server. Every tool name runs the script, and the witness gets the label in the arguments. Only `echo` answers at
-/// once, as in [`Tools`](crate::support::Tools). A script that returns an error counts as completed, too.
+/// The server.
+///
+/// Any tool name runs the script, and the witness gets the label from the arguments. Only `echo` answers at once, as in
+/// [`Tools`](crate::support::Tools). A script that returns an error counts as completed, too.
 #[derive(Clone)]
 pub(crate) struct Scripted {
     pub(crate) witness: Witness,
@@ -45,7 +47,7 @@ impl Scripted {
         Self::labelled(move |_, context| script(context))
     }
 
-    /// Returns a server whose tool runs `script` with the label from its arguments.
+    /// Returns a server whose tool passes the label from its arguments to `script`.
     pub(crate) fn labelled<F>(
         script: impl Fn(String, RequestContext<RoleServer>) -> F + Send + Sync + 'static,
     ) -> Self
@@ -100,8 +102,8 @@ impl ServerHandler for Scripted {
         _: NotificationContext<RoleServer>,
     ) -> impl Future<Output = ()> + Send + '_ {
         if let Some(cancels) = &self.cancels {
-            // The test may have dropped its receiver.
-            let _sent = cancels.send(cancelled);
+            // The test might have dropped its receiver.
+            let _ = cancels.send(cancelled);
         }
         ready(())
     }

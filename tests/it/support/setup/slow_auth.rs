@@ -1,6 +1,6 @@
-//! A middleware inside the layer that reads the body, and then waits.
+//! A middleware inside the layer that reads the body and then waits.
 //!
-//! Authentication by a database does the same.
+//! Authentication against a database does the same.
 
 use std::time::Duration;
 

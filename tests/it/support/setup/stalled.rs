@@ -1,4 +1,6 @@
-//! Streams that stay unread inside the layer, as behind a full buffer. Their end is detected only when they are dropped.
+//! Streams that stay unread inside the layer, as behind a full buffer.
+//!
+//! Their end is only detected once they are dropped.
 
 use std::future::pending;
 
@@ -12,7 +14,9 @@ use futures_util::{StreamExt, stream};
 
 use super::EXCHANGE;
 
-/// Reads the streams of named exchanges up to their first event. Then holds them unread until they are dropped.
+/// Reads the streams of named exchanges up to their first event, then holds them unread.
+///
+/// They stay unread until they are dropped.
 pub(crate) fn stalled(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let is_named = request.headers().contains_key(EXCHANGE);
@@ -24,7 +28,7 @@ pub(crate) fn stalled(router: Router) -> Router {
                     if first {
                         Some((body.next().await?, (body, false)))
                     } else {
-                        // Holds the body in the meantime.
+                        // Keeps hold of the body in the meantime.
                         pending::<()>().await;
                         Some((body.next().await?, (body, false)))
                     }

@@ -1,4 +1,4 @@
-//! Stores in memory for events and for sessions.
+//! In-memory stores for events and for sessions.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,17 +18,17 @@ use rmcp::transport::streamable_http_server::session::{
 /// The id of the first event in a [`Store`].
 pub(crate) const FIRST_STORED: &str = "event-0";
 
-/// Events in memory, under ids that do not show their stream.
+/// Events in memory, under ids that do not reveal their stream.
 #[derive(Default)]
 pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
 
-/// A store that fails in one way for each flag that is set.
+/// A store that fails in one way for each flag that has been set.
 #[derive(Default)]
 pub(crate) struct Failing {
     store: Store,
     /// Answers and errors are not stored.
     pub(crate) rejects_answers: AtomicBool,
-    /// Events without a message, with which a stream starts, are not stored.
+    /// The events without a message with which a stream starts are not stored.
     pub(crate) rejects_streams: AtomicBool,
     /// Nothing is replayed.
     pub(crate) rejects_replays: AtomicBool,

@@ -1,14 +1,16 @@
-//! The bodies. A refused body contains id 1, the id of the held call, in some way.
+//! The bodies. In some way, each refused body contains id 1, which is the held call's.
 
 use bytes::Bytes;
 
 use crate::support::*;
 
-/// A body, and how it is sent.
+/// A body and how it is sent.
 pub(super) struct Row {
     pub(super) what: &'static str,
     body: Bytes,
-    /// Values of `Content-Type` in place of `application/json`. May be empty or contain several.
+    /// Values for `Content-Type` in place of `application/json`.
+    ///
+    /// There may be none or several.
     content_types: &'static [&'static str],
     content_encoding: Option<&'static str>,
     pub(super) sent: Sent,
@@ -16,7 +18,7 @@ pub(super) struct Row {
 
 pub(super) enum Sent {
     Whole,
-    /// In chunks of these sizes, and one chunk with the rest.
+    /// In chunks of these sizes, followed by one chunk with the rest.
     Chunked(Vec<usize>),
     /// Too large to be written before the refusal is read.
     OverHttp2,
@@ -69,13 +71,13 @@ impl Row {
     }
 }
 
-/// Returns a call of `hold` that starts with these members.
+/// Returns a call to `hold` that starts with these members.
 fn call(members: &str) -> String {
     let label = r#"{"name":"hold","arguments":{"label":"never"}}"#;
     format!(r#"{{"jsonrpc":"2.0",{members}"method":"tools/call","params":{label}}}"#)
 }
 
-/// Returns a call that passes, with this id and text.
+/// Returns a call with this id and text that is accepted.
 fn echo(id: &str, text: &str) -> String {
     let params = format!(r#"{{"name":"echo","arguments":{{"text":"{text}"}}}}"#);
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#)
@@ -86,14 +88,14 @@ fn cancel(params: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}"#)
 }
 
-/// Returns a call whose arguments are nested.
+/// Returns a call with nested arguments.
 fn nested(id: &str, levels: usize) -> String {
     let (open, close) = ("[".repeat(levels), "]".repeat(levels));
     let params = format!(r#"{{"name":"echo","arguments":{{"text":{open}{close}}}}}"#);
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#)
 }
 
-/// Returns a valid text with other bytes in place of each `?`.
+/// Returns a valid text with each `?` replaced by other bytes.
 fn with_bytes(text: &str, bytes: &[u8]) -> Vec<u8> {
     text.split('?')
         .map(str::as_bytes)
@@ -109,20 +111,20 @@ pub(super) fn table() -> Vec<Row> {
     let one = call(r#""id":1,"#);
     let half = one.len() / 2;
     let rows = [
-        // Not JSON, or not all of it.
+        // Not JSON, or only part of it.
         ("nothing", String::new()),
         ("white space", " \r\n\t ".to_owned()),
         ("an opening brace", "{".to_owned()),
         ("a closing brace", "}".to_owned()),
         ("a word", "hello".to_owned()),
         ("half a call", one[..half].to_owned()),
-        ("a call without its last brace", one[..one.len() - 1].to_owned()),
+        ("a call without its closing brace", one[..one.len() - 1].to_owned()),
         ("a call that ends in its id", r#"{"jsonrpc":"2.0","method":"ping","id":1"#.to_owned()),
         ("a call that ends in a string", r#"{"jsonrpc":"2.0","id":1,"method":"tools/ca"#.to_owned()),
         ("a call that ends in an escape", r#"{"jsonrpc":"2.0","id":1,"method":"tools\"#.to_owned()),
-        ("a comma too many", call(r#""id":1,,"#)),
-        ("a comma at the end", r#"{"jsonrpc":"2.0","id":1,"method":"ping",}"#.to_owned()),
-        ("a colon too few", r#"{"jsonrpc":"2.0","id" 1,"method":"ping"}"#.to_owned()),
+        ("one comma too many", call(r#""id":1,,"#)),
+        ("a trailing comma", r#"{"jsonrpc":"2.0","id":1,"method":"ping",}"#.to_owned()),
+        ("a missing colon", r#"{"jsonrpc":"2.0","id" 1,"method":"ping"}"#.to_owned()),
         ("single quotes", one.replace('"', "'")),
         ("keys without quotes", "{jsonrpc:\"2.0\",id:1,method:\"ping\"}".to_owned()),
         ("a comment", format!("/* a call */ {one}")),
@@ -132,7 +134,7 @@ pub(super) fn table() -> Vec<Row> {
         ("a call and a brace", format!("{one}}}")),
         ("an event with a call", format!("data: {one}\n\n")),
         ("a form with a call", format!("body={one}")),
-        // JSON, but no message.
+        // JSON, but not a message.
         ("null", "null".to_owned()),
         ("true", "true".to_owned()),
         ("a number", "1".to_owned()),
@@ -153,13 +155,13 @@ pub(super) fn table() -> Vec<Row> {
         ("the id {}", call(r#""id":{},"#)),
         ("the id [1]", call(r#""id":[1],"#)),
         ("the id {\"id\":1}", call(r#""id":{"id":1},"#)),
-        ("a fraction for an id", call(r#""id":1.5,"#)),
+        ("a fractional id", call(r#""id":1.5,"#)),
         ("the id NaN", call(r#""id":NaN,"#)),
-        ("an id with a plus", call(r#""id":+1,"#)),
-        ("an id with a zero in front", call(r#""id":01,"#)),
+        ("an id with a plus sign", call(r#""id":+1,"#)),
+        ("an id with a leading zero", call(r#""id":01,"#)),
         ("a hexadecimal id", call(r#""id":0x1,"#)),
         ("the id 1e400", call(r#""id":1e400,"#)),
-        ("an id of 1,000 digits", call(&format!(r#""id":{},"#, "1".repeat(1_000)))),
+        ("an id with 1,000 digits", call(&format!(r#""id":{},"#, "1".repeat(1_000)))),
         ("an id one above i64", call(r#""id":9223372036854775808,"#)),
         ("an id one above u64", call(r#""id":18446744073709551617,"#)),
         ("an id that is a half surrogate", call(r#""id":"\ud800","#)),
@@ -175,30 +177,30 @@ pub(super) fn table() -> Vec<Row> {
         ("a result and an error", r#"{"jsonrpc":"2.0","id":99,"result":{},"error":{"code":1,"message":"x"}}"#.to_owned()),
         // Batches.
         ("an empty batch", "[]".to_owned()),
-        ("a batch of one call", format!("[{one}]")),
-        ("a batch of two calls", format!("[{one},{}]", call(r#""id":2,"#))),
+        ("a batch with one call", format!("[{one}]")),
+        ("a batch with two calls", format!("[{one},{}]", call(r#""id":2,"#))),
         ("a batch of numbers", "[1,2,3]".to_owned()),
-        ("a batch of a cancel", format!("[{}]", cancel(r#"{"requestId":1}"#))),
+        ("a batch with a cancel", format!("[{}]", cancel(r#"{"requestId":1}"#))),
         ("a batch in a batch", format!("[[{one}]]")),
-        ("a batch without its end", format!("[{one},")),
+        ("an unterminated batch", format!("[{one},")),
         // Depth.
         ("127 levels of nesting", nested("99", 124)),
         ("128 levels of nesting", nested("1", 125)),
         ("100,000 levels of nesting", nested("1", 100_000)),
-        ("100,000 levels that do not end", "[".repeat(100_000)),
-        // Messages that pass, and are not calls, or do not refer to the held call.
-        ("an answer to a request of the server", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()),
-        ("an error for a request of the server", r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}"#.to_owned()),
+        ("100,000 unterminated levels", "[".repeat(100_000)),
+        // Messages that are accepted but are not calls, or do not refer to the held call.
+        ("an answer to a request from the server", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()),
+        ("an error for a request from the server", r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}"#.to_owned()),
         ("a notification of another kind", r#"{"jsonrpc":"2.0","method":"notifications/1","params":{"requestId":1}}"#.to_owned()),
         ("a cancel without an id", cancel("{}")),
-        ("a cancel of null", cancel(r#"{"requestId":null}"#)),
-        ("a cancel of true", cancel(r#"{"requestId":true}"#)),
-        ("a cancel of the string 1", cancel(r#"{"requestId":"1"}"#)),
-        ("a cancel of a list", cancel(r#"{"requestId":[1]}"#)),
-        ("a cancel of a fraction", cancel(r#"{"requestId":1.5}"#)),
-        ("a cancel of a call that is not there", cancel(r#"{"requestId":99}"#)),
+        ("a cancel for null", cancel(r#"{"requestId":null}"#)),
+        ("a cancel for true", cancel(r#"{"requestId":true}"#)),
+        ("a cancel for the string 1", cancel(r#"{"requestId":"1"}"#)),
+        ("a cancel for a list", cancel(r#"{"requestId":[1]}"#)),
+        ("a cancel for a fraction", cancel(r#"{"requestId":1.5}"#)),
+        ("a cancel for an unknown call", cancel(r#"{"requestId":99}"#)),
         ("a cancel with its parameters in a list", cancel(r#"[{"requestId":1}]"#)),
-        ("a call with the string 1 for an id", echo(r#""1""#, "x")),
+        ("a call with the string 1 as its id", echo(r#""1""#, "x")),
         ("a call with an empty id", echo(r#""""#, "x")),
         ("a call with a negative id", echo("-1", "x")),
         ("a call with an id in float form", echo("98.0", "x")),
@@ -206,14 +208,14 @@ pub(super) fn table() -> Vec<Row> {
         ("a call with an escaped id", echo(r#""\u0031""#, "x")),
         ("a call with an escape in a key", echo("96", "x").replace("id", r"\u0069d")),
         ("a call that names the held one in its text", echo("95", r#"\"id\":1,\"method\":\"ping\""#)),
-        ("a call of an unknown method", r#"{"jsonrpc":"2.0","id":94,"method":"tools/fly"}"#.to_owned()),
-        ("a call of an empty method", r#"{"jsonrpc":"2.0","id":93,"method":""}"#.to_owned()),
-        ("a call of an unknown tool", echo("92", "x").replace("echo", "fly")),
-        ("a call of a tool with a number for a name", echo("91", "x").replace(r#""echo""#, "7")),
-        ("a call with parameters of a wrong type", echo("90", "x").replace(r#""x""#, "{}")),
-        ("a call with a wide id", echo(&format!(r#""{}""#, "1".repeat(100_000)), "x")),
+        ("a call to an unknown method", r#"{"jsonrpc":"2.0","id":94,"method":"tools/fly"}"#.to_owned()),
+        ("a call to an empty method", r#"{"jsonrpc":"2.0","id":93,"method":""}"#.to_owned()),
+        ("a call to an unknown tool", echo("92", "x").replace("echo", "fly")),
+        ("a call to a tool with a number as its name", echo("91", "x").replace(r#""echo""#, "7")),
+        ("a call with parameters of the wrong type", echo("90", "x").replace(r#""x""#, "{}")),
+        ("a call with a very long id", echo(&format!(r#""{}""#, "1".repeat(100_000)), "x")),
         ("a call with 200 kB of text", echo("89", &"x".repeat(200_000))),
-        ("a call between white space", format!("\r\n\t {} \n", echo("88", "x"))),
+        ("a call surrounded by white space", format!("\r\n\t {} \n", echo("88", "x"))),
     ];
     let mut rows: Vec<Row> = rows.into_iter().map(|(what, body)| Row::new(what, body)).collect();
     rows.extend([
@@ -240,7 +242,7 @@ pub(super) fn table() -> Vec<Row> {
         Row::new("a call as another kind of JSON", one.clone()).content_types(&["application/json-rpc"]),
         Row::new("a call as text and as JSON", one.clone()).content_types(&["text/plain", "application/json"]),
         Row::new("a call as JSON and as text", echo("87", "x")).content_types(&["application/json", "text/plain"]),
-        Row::new("a call as JSON of a charset", echo("86", "x")).content_types(&["Application/JSON; charset=utf-8"]),
+        Row::new("a call as JSON with a charset", echo("86", "x")).content_types(&["Application/JSON; charset=utf-8"]),
         Row::new("a compressed call", GZIP).content_encoding("gzip"),
         Row::new("a compressed call without a Content-Encoding", GZIP),
         Row::new("a plain call with a Content-Encoding", echo("85", "x")).content_encoding("gzip"),

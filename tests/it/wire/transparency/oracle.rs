@@ -1,4 +1,6 @@
-//! The places where the standard allows probes, computed from the whole text so far instead of byte by byte.
+//! The places where the standard allows probes.
+//!
+//! They are computed from the whole text so far instead of byte by byte.
 
 use bytes::Bytes;
 
@@ -12,19 +14,20 @@ pub(super) const PROBE: &[u8] = b":\n\n";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Probe,
-    /// Bytes of the inner body, however they are cut.
+    /// Bytes from the inner body, however they are cut.
     Inner(Vec<u8>),
 }
 
-/// Returns the expected pieces for frames that follow a script: a probe for each interval of silence that starts
-/// between two events, and no other.
+/// Returns the expected pieces for frames that follow a script.
+///
+/// There is a probe for each interval of silence that starts between two events, and no others.
 pub(super) fn expected((frames, last): &Script) -> Vec<Piece> {
     let text: Vec<u8> = frames.iter().flat_map(|(_, frame)| frame.clone()).collect();
     let before = frames.iter().take_while(|(_, frame)| frame.is_empty());
     let first = frames.iter().find(|(_, frame)| !frame.is_empty());
     let first = first.map_or(*last, |(silence, _)| *silence);
     let probed_first = first > 0 || before.into_iter().any(|(silence, _)| *silence > 0);
-    // A byte order mark is a mark only at the start of a body. After a probe it would be text, so it is removed.
+    // A byte order mark only counts at the start of a body. After a probe it would be text, so it is removed.
     let mut skip = if probed_first {
         text.len() - without_mark(&text).len()
     } else {
@@ -49,7 +52,7 @@ fn put_probes(pieces: &mut Vec<Piece>, silence: u32, text: &[u8]) {
     }
 }
 
-/// Splits what a client received into pieces.
+/// Splits what a client has received into pieces.
 pub(super) fn pieces(frames: &[Bytes]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for frame in frames {
@@ -70,12 +73,14 @@ fn append(pieces: &mut Vec<Piece>, frame: &[u8]) {
     }
 }
 
-/// Returns `true` if a frame is a probe. No inner body here has such a frame.
+/// Returns `true` if a frame is a probe. No inner body in these tests has such a frame.
 pub(super) fn is_probe(frame: &[u8]) -> bool {
     frame == PROBE
 }
 
-/// Returns the body without its byte order mark, or an empty slice if the body is only a part of the mark.
+/// Returns the body without its byte order mark.
+///
+/// The result is empty if the body is only a part of the mark.
 pub(super) fn without_mark(text: &[u8]) -> &[u8] {
     if MARK.starts_with(text) {
         &[]

@@ -1,5 +1,6 @@
-//! Two parsers that clients use. They are independent of this crate and of each other. The fuzz targets include this
-//! file too.
+//! Two parsers that clients use, which are independent of this crate and of each other.
+//!
+//! The fuzz targets include this file, too.
 
 use std::{convert::Infallible, fmt::Debug};
 
@@ -11,12 +12,12 @@ use sseer::{event::Event, event_stream::EventStream};
 /// The events before the first error, and whether there was an error.
 pub type Read<T> = (Vec<T>, bool);
 
-/// Parses with the parser of rmcp's client.
+/// Parses with the parser that rmcp's client uses.
 pub fn by_sse_stream(frames: &[Bytes]) -> Read<Sse> {
     to_first_error(SseStream::from_bytes_stream(body(frames)))
 }
 
-/// Parses with a parser that follows the standard where the other one fails.
+/// Parses with a parser that follows the standard where the other one fails to.
 pub fn by_sseer(frames: &[Bytes]) -> Read<Event> {
     to_first_error(EventStream::new(body(frames)))
 }

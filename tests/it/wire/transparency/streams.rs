@@ -1,4 +1,4 @@
-//! Generated event streams, valid and invalid, and the frames into which they are cut.
+//! Generated event streams, both valid and invalid, and the frames into which they are cut.
 
 use std::{iter, ops::Range};
 
@@ -17,13 +17,13 @@ pub(super) enum Cut {
     Anywhere(Index),
     /// After a line end.
     AfterLine(Index),
-    /// This many bytes after the start, where a byte order mark may be.
+    /// This many bytes after the start, where there may be a byte order mark.
     Early(usize),
     /// After every byte.
     Everywhere,
 }
 
-/// Generates events with all fields that a server may write. The last event may lack its end.
+/// Generates events with all fields that a server can write. The last event may be incomplete.
 pub(super) fn stream_of_events() -> impl Strategy<Value = Vec<u8>> {
     let line_ends = prop_oneof![
         2 => Just(vec!["\n"]),
@@ -46,7 +46,7 @@ pub(super) fn stream_of_events() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Generates a byte order mark, a part of one, two of them, or none.
+/// Generates one byte order mark, part of one, two of them, or none.
 fn mark() -> impl Strategy<Value = &'static [u8]> {
     let marks: [&[u8]; 7] = [
         b"",
@@ -60,7 +60,7 @@ fn mark() -> impl Strategy<Value = &'static [u8]> {
     select(marks.to_vec())
 }
 
-/// Generates the lines of an event. The blank line is last.
+/// Generates an event's lines, with the blank line last.
 fn event() -> impl Strategy<Value = Vec<String>> {
     let value = || "[a-z0-9/:{}\" é]{0,12}";
     let fields = (
@@ -98,7 +98,9 @@ fn event() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// Generates text that no server writes, with many bytes that decide where an event ends. It never contains a probe.
+/// Generates text that no server would write.
+///
+/// It has many bytes that decide where an event ends, but never contains a probe.
 pub(super) fn noise() -> impl Strategy<Value = Vec<u8>> {
     let fragments: [&[u8]; 18] = [
         b"\n",
