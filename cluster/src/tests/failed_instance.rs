@@ -409,7 +409,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
     assert_eq!(listening.event().await, None);
     assert!(
         !listening.is_complete(),
-        "the client must not take the break for the end"
+        "the client must not mistake the break for the end"
     );
 }
 

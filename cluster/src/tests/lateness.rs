@@ -264,7 +264,8 @@ impl Gate for OldConnection {
 }
 
 /// The directory loses its data (FLUSHALL). One of D's earlier heartbeats, sent on an older connection, arrives after the next one. Its
-/// status says that all sessions have been written. It must not replace the newer status, because D has not written its session again yet.
+/// status, according to which all sessions have been written, must not replace the newer status, because D has not written its session
+/// again yet.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!statuses_after_loss(false).await.contains(&404), "control");
