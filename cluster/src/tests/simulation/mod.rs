@@ -20,7 +20,7 @@
 //! # Why not turmoil
 //!
 //! turmoil polls each of its hosts on every tick, by default every millisecond, even if the host is idle. In 100 simulated seconds, six
-//! hosts are polled 600,000 times. Hosts can be crashed, and the paths between them held, but no host can be suspended while time goes on,
+//! hosts are polled 600,000 times. Hosts can be crashed, and the paths between them held, but no host can be suspended while time moves on,
 //! and that fault is the very reason for leases.
 //!
 //! In this simulation a runtime is polled only when something arrives for it, or every 100 ms. A suspended process is not polled, and its

@@ -3,10 +3,6 @@
 //! | check | violated by |
 //! |---|---|
 //! | [`Check::Owner`] (a) | a call that starts on an instance after another live one has started to serve its session |
-//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
-//! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a live instance has turned away within the grace |
-//! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
-//! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
 //! | [`Check::Attached`] (b) | cancelling a call whose client is attached, or has been disconnected for less than a grace |
 //! | [`Check::TurnedAway`] (b) | cancelling a call whose client a live instance has turned away within the grace |
 //! | [`Check::NotFound`] (c) | a 404 for a session whose owner is alive |
@@ -20,6 +16,10 @@
 //! | [`Check::StartedTwice`] | a call that starts twice, or after its client has been sent the error that it was not started |
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic in any task |
+//!
+//! What the rules permit is not a failure. An instance may lose its sessions if it has been suspended, or its directory unreachable, for
+//! longer than a lease. A session is lost if it is not open on any instance, and the directory loses the claim of an instance that has not
+//! restored it yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
