@@ -146,7 +146,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let resume = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
     let resume = resume
         .await
-        .expect("the server to be asked for the rest")
+        .expect("the server should be asked for the rest")
         .unwrap();
     assert_eq!(resume.headers["last-event-id"], "up-1");
     let server = resume.events();
@@ -191,7 +191,7 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
     closed
         .await
-        .expect("the stream to be closed within ten minutes");
+        .expect("the stream should be closed within ten minutes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,7 +303,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
         drop(server);
         assert_eq!(client.rest().await, ["", line]);
         assert_eq!(setup.outcome().await, Outcome::Completed);
-        // The same goes for a slow JSON answer.
+        // The same is true of a slow JSON answer.
         let waiting = setup.post(call(1));
         let arrived = setup.next().await;
         tokio::time::sleep(Duration::from_secs(5)).await;

@@ -734,7 +734,7 @@ async fn a_call_that_no_disconnect_cancels_because_of_its_id_is_logged_once() {
         upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
-    // Logged once, because a client may send many of these.
+    // Logged once, because a client might send many of these.
     program.signal(rustix::process::Signal::TERM);
     let (_, log) = program.ended().await;
     let lines = log.lines().filter(|line| line.contains("64-bit integer"));

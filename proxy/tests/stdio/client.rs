@@ -1,4 +1,4 @@
-//! A client without a socket.
+//! A client that needs no socket.
 
 use std::io;
 
@@ -21,13 +21,13 @@ pub const WITHOUT_PRIMING: &str = "2025-06-18";
 
 pub const NOTIFICATION: &str = r#"{"jsonrpc":"2.0","method":"x"}"#;
 
-/// A client with a session of the service.
+/// A client with a session on the service.
 pub struct Client {
     pub stdio: Stdio,
     pub session: String,
 }
 
-/// A stream of events.
+/// An event stream.
 pub struct Events {
     body: Body,
     text: String,
@@ -39,7 +39,7 @@ pub struct Event {
     pub data: String,
 }
 
-/// A POST as the SDKs send it.
+/// Returns a POST like those the SDKs send.
 pub fn post() -> request::Builder {
     Request::post("/mcp")
         .header("content-type", "application/json")
@@ -57,7 +57,7 @@ pub async fn json(response: Response<Body>) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Returns an `initialize` of a client that requests this revision.
+/// Returns an `initialize` from a client that requests this revision.
 pub fn initialize(revision: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}","capabilities":{{}},"clientInfo":{{"name":"test","version":"0"}}}}}}"#
@@ -73,14 +73,14 @@ pub async fn begin(stdio: &Stdio) -> Response<Body> {
     .await
 }
 
-/// Asserts that no session was started, and that the client may retry after these seconds.
+/// Asserts that no session has been started, and that the client may retry after this many seconds.
 pub fn assert_refused(response: &Response<Body>, seconds: &str) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], seconds);
 }
 
 impl Client {
-    /// Opens a session of a server with these options. Returns the id of its process, too.
+    /// Opens a session on a server with these options, and also returns the id of its process.
     pub async fn with_process(options: Options) -> (Self, i32) {
         let client = Self::begin(&serve(options), WITHOUT_PRIMING).await;
         let pid = client.pid().await;
@@ -101,7 +101,7 @@ impl Client {
         client
     }
 
-    /// Opens a session and does not wait for the answer.
+    /// Opens a session without waiting for the answer.
     pub async fn initialize(stdio: &Stdio, revision: &str) -> (Self, Events) {
         let response = send(stdio, post().body(initialize(revision).into()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -130,7 +130,7 @@ impl Client {
         .await
     }
 
-    /// Sends a body whose second half arrives only after `meanwhile`. Returns both results.
+    /// Sends a body whose second half is held back until `meanwhile` is done, and returns both results.
     pub async fn post_slowly<T>(
         &self,
         body: &str,
@@ -148,7 +148,7 @@ impl Client {
         })
     }
 
-    /// Sends a body through a layer, which cancels the call at once when the response is dropped.
+    /// Sends a body through a layer that cancels the call as soon as the response is dropped.
     pub async fn post_through_layer(&self, body: &'static str) -> Response<impl Sized> {
         let inner = self.stdio.clone();
         let inner = inner.map_request(|request: Request<_>| request.map(Body::new));
@@ -183,7 +183,7 @@ impl Client {
         self.text("pid", "{}").await.parse().unwrap()
     }
 
-    /// Sends a notification, or an answer.
+    /// Sends a notification or an answer.
     pub async fn notify(&self, body: impl Into<Body>) -> StatusCode {
         self.post(body).await.status()
     }
@@ -192,7 +192,7 @@ impl Client {
         self.notify(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
-    /// Opens the standalone stream or resumes after an event.
+    /// Opens the standalone stream, or resumes after an event.
     pub async fn get(&self, last: Option<&str>) -> Response<Body> {
         let mut request = Request::get("/mcp")
             .header("accept", "text/event-stream")
@@ -221,7 +221,7 @@ impl Events {
         }
     }
 
-    /// Returns the next event, or `None` at the end.
+    /// Returns the next event, or `None` at the end of the stream.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -278,7 +278,7 @@ impl Events {
         }
     }
 
-    /// Returns all messages until the end.
+    /// Returns all remaining messages.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         while let Some(event) = self.next().await {

@@ -20,7 +20,7 @@ pub(crate) fn record(event: &str, more: Value) {
     // Each line is written at once, so that the last line of a killed process is complete.
     let line = format!("{fact}\n");
     let mut out = stdout().lock();
-    let _best_effort = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Returns the first 80 characters of an id.
