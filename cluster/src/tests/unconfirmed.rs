@@ -1,4 +1,4 @@
-//! Sessions whose records differ from what their instance has, and late writes.
+//! Sessions whose records differ from what their instance holds, and late writes.
 
 use std::time::Duration;
 

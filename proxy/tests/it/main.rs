@@ -7,10 +7,10 @@
 //! | `http_2` | What does the server receive when calls share a connection? |
 //! | `failing` | What does a client get when the server fails? |
 //! | `redirecting` | Where does a redirect lead? |
-//! | `public_url` | What does the server learn about its clients' connections, and which URL do clients read? |
+//! | `public_url` | What does the server learn about its clients' connections, and which URL do clients see? |
 //! | `cors` | Which pages from other origins may send requests? |
 //! | `refused` | What is not let through? |
-//! | `admin` | What do operators see? |
+//! | `admin` | What do operators get to see? |
 //! | `draining` | Does the program shut down in time? |
 //! | `command_line` | Does the program read its options, and report what is wrong with them? |
 //! | `subcommands` | Do health, man and completions work, without getting in the way of servers with those names? |

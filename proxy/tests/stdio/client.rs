@@ -27,7 +27,6 @@ pub struct Client {
     pub session: String,
 }
 
-/// An event stream.
 pub struct Events {
     body: Body,
     text: String,
@@ -158,14 +157,12 @@ impl Client {
         layer.layer(inner).oneshot(request).await.unwrap()
     }
 
-    /// Sends a request.
     pub async fn request(&self, body: impl Into<Body>) -> Events {
         let response = self.post(body).await;
         assert_eq!(response.status(), StatusCode::OK);
         Events::of(response)
     }
 
-    /// Calls a tool.
     pub async fn call(&self, id: &str, tool: &str, arguments: &str) -> Events {
         self.request(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
@@ -258,7 +255,6 @@ impl Events {
         }
     }
 
-    /// Returns the next message.
     pub async fn message(&mut self) -> String {
         loop {
             let event = self.next().await.expect("the stream has ended");

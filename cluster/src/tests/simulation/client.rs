@@ -42,7 +42,6 @@ const PROBE_LIMIT: Ms = 10_000;
 /// How long a client may wait for a head before it may count as turned away.
 const WAITED: Ms = 100;
 
-/// The parameters of `initialize`.
 const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"sim","version":"0"}}"#;
 
 /// The load balancer, which picks an instance for each request. Clones share its state.

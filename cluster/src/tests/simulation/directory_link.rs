@@ -26,7 +26,6 @@ use crate::directory::{
 /// Requests that a directory refuses when it is out of memory.
 const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
 
-/// The state of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,

@@ -11,7 +11,6 @@ use super::{
 };
 use crate::directory::memory::faults::Kind;
 
-/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Fault {
     /// An instance is killed, and restarted at the same address.

@@ -4,12 +4,12 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SIMULATION_SECONDS` | how long it runs, in seconds; by default 3 s, and at most 60 runs |
-//! | `SIMULATION_SEED` | the only seed that is run; its history is printed |
-//! | `SIMULATION_FROM` | the first seed; 0 by default |
-//! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas; with a leading `-`, all others |
-//! | `SIMULATION_CHECKS` | the checks, in the same form |
-//! | `SIMULATION_ALL` | every failing seed is reported in one line, and none ends the test |
+//! | `SIMULATION_SECONDS` | how many seconds to run for; by default 3 s, and at most 60 runs |
+//! | `SIMULATION_SEED` | the only seed to run, whose history is printed |
+//! | `SIMULATION_FROM` | the first seed, by default 0 |
+//! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas, or all others after a leading `-` |
+//! | `SIMULATION_CHECKS` | the checks to make, in the same form |
+//! | `SIMULATION_ALL` | report every failing seed on one line, rather than failing at the first |
 //!
 //! One fault and one check run only if named, because the README states them as limits. The fault is `EvictSession`: a record that the
 //! backend has evicted is missing for up to 70 s. The check is `SentAnswer`: an answer that was already sent when its client disconnected
@@ -32,7 +32,7 @@
 //! | [`time`] | runtimes, their clocks, and what passes between them |
 //! | [`net`] | connections between instances |
 //! | [`directory_link`] | how instances reach the directory |
-//! | [`ingress`] | connections of clients |
+//! | [`ingress`] | client connections |
 //! | [`node`], [`handler`] | an instance, and its tool |
 //! | [`client`] | clients |
 //! | [`faults`] | what is drawn from a seed |

@@ -113,7 +113,6 @@ pub(super) struct Connector {
     pub(super) machine: Machine,
 }
 
-/// A peer listener.
 pub(super) struct PeerListener {
     net: Net,
     host: HostId,

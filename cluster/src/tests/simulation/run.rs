@@ -51,7 +51,6 @@ pub(super) struct Setup {
     pub(super) checks: BTreeSet<Check>,
 }
 
-/// A run's result.
 #[derive(Debug)]
 pub(super) struct Outcome {
     seed: u64,
@@ -84,7 +83,6 @@ struct Running {
     is_leaving: bool,
 }
 
-/// Runs a seed.
 #[allow(clippy::disallowed_methods, reason = "clients are tasks")]
 pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
     let mut dice = Dice::seeded(seed);

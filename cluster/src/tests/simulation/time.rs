@@ -72,7 +72,6 @@ struct Item {
 
 pub(super) type Action = Box<dyn FnOnce() + Send>;
 
-/// A process.
 pub(super) struct Host {
     pub(super) id: HostId,
     runtime: Option<Runtime>,

@@ -63,7 +63,7 @@ const DISCONNECT_DETECTION: Ms = 200;
 /// How long a write to a consistent directory can take.
 const WRITE_TIME: Ms = 1_000;
 
-/// A promise.
+/// A promise that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Check {
     Owner,
@@ -82,7 +82,6 @@ pub(super) enum Check {
     Panic,
 }
 
-/// All checks.
 pub(super) const CHECKS: [Check; 14] = [
     Check::Owner,
     Check::Attached,

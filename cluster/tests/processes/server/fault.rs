@@ -6,7 +6,6 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::sync::Mutex;
 
-/// A deliberate fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Orphans are cancelled without proof, and answers are not retained.
@@ -22,7 +21,6 @@ pub(crate) enum Fault {
 // === impl Fault ===
 
 impl Fault {
-    /// Parses the name of a fault.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "unguarded" => Ok(Self::Unguarded),

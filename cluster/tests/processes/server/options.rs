@@ -4,7 +4,6 @@ use std::{error::Error, net::SocketAddr, time::Duration};
 
 use crate::fault::Fault;
 
-/// An instance's options.
 pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,

@@ -70,7 +70,6 @@ impl Upstream {
         self.refusing = Some(within("the listener to close", bound).await);
     }
 
-    /// Accepts connections again.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn accept_again(&mut self) {
         let socket = self.refusing.take().expect("it refuses connections");
@@ -78,7 +77,6 @@ impl Upstream {
         self.accepting = accept(listener, self.to_test.clone());
     }
 
-    /// Returns the next request.
     pub(crate) async fn next_request(&self) -> ReceivedRequest {
         let mut received = self.received.lock().await;
         let received = within("a request to the server", received.recv()).await;
@@ -150,7 +148,6 @@ impl ReceivedRequest {
             .expect("the proxy is reading");
     }
 
-    /// Resets the connection.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) fn reset(self) {
         self.stream.set_zero_linger().expect("a socket");
@@ -182,7 +179,6 @@ impl ReceivedRequest {
             .await;
     }
 
-    /// Ends the stream.
     pub(crate) async fn end(mut self) {
         self.write("0\r\n\r\n").await;
     }
