@@ -399,7 +399,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_
 
 /// An inner layer answers one of the session's requests with its own stream, so rmcp does not restore the session.
 #[tokio::test]
-async fn a_stream_of_a_layer_does_not_lock_its_session() {
+async fn a_stream_from_a_layer_does_not_lock_its_session() {
     let streams = |app: Router| {
         app.layer(from_fn(async |request: Request, next: Next| {
             if request.method() == Method::GET {

@@ -371,7 +371,7 @@ async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
 
 /// `tracing_subscriber::fmt` panics like this if its stderr is closed.
 #[tokio::test]
-async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_sessions() {
+async fn a_panicking_log_stops_neither_the_heartbeats_nor_the_closing_of_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (lost, kept) = (a.session().await, a.session().await);

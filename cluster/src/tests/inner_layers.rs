@@ -133,7 +133,7 @@ fn require_certificate(app: Router) -> Router {
 
 /// README, "Limits": of all that the acceptor knows about a client, only the address reaches the owner through another instance.
 #[tokio::test]
-async fn a_certificate_of_a_client_does_not_reach_the_owner_through_another_instance() {
+async fn a_client_certificate_does_not_reach_the_owner_through_another_instance() {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, require_certificate).await;
     let mut opened = a.initialize().await;

@@ -494,6 +494,6 @@ async fn after_a_failed_restore_the_next_request_restores_the_session() {
 
 /// The call may have started, so the client is not asked to send it again, and the session is not closed.
 #[tokio::test]
-async fn a_500_of_a_restored_session_is_its_response() {
+async fn a_500_from_a_restored_session_is_passed_through() {
     assert_eq!(statuses_after(&[], 3).await, [500, 500, 500, 200]);
 }

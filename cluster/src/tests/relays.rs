@@ -91,7 +91,7 @@ async fn a_cancel_and_a_delete_arrive_through_another_instance() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance() {
+async fn the_answer_to_a_server_request_arrives_through_another_instance() {
     let directory = directory();
     let (sender, mut answers) = mpsc::unbounded_channel::<Value>();
     let a = Setup {
@@ -249,7 +249,7 @@ async fn a_local_session_is_served_without_the_directory() {
 
 /// Clients can send such heads over HTTP/2.
 #[tokio::test]
-async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
+async fn a_head_with_many_fields_is_passed_through_or_refused_with_a_reason() {
     let directory = directory();
     let [a, mut b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);
@@ -281,7 +281,7 @@ async fn a_session_that_is_named_twice_is_the_same_everywhere() {
 }
 
 #[tokio::test]
-async fn a_large_request_and_a_large_answer_pass_whole() {
+async fn large_requests_and_answers_arrive_whole() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);

@@ -80,7 +80,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
 
 /// Two instances are waiting for a session's last call.
 #[tokio::test]
-async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
+async fn only_one_of_two_waiting_instances_claims_the_session() {
     for _ in 0..5 {
         let (_directory, [a, b, c], mcp) = Node::with_session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));

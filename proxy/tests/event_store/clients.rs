@@ -180,7 +180,7 @@ async fn each_ping_has_an_id_of_its_own() {
 
 /// A gateway that never ends its answer delays the client for at most 10 s.
 #[tokio::test(start_paused = true)]
-async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
+async fn a_ping_answer_that_never_ends_is_a_refusal() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
@@ -216,7 +216,7 @@ async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_id_of_an_earlier_start_of_the_proxy_is_not_forwarded_to_the_server() {
+async fn an_event_id_from_before_a_proxy_restart_is_not_forwarded_to_the_server() {
     let mut earlier = Setup::started(WITH_PRIMING).await;
     let (mut client, _server) = earlier.call(1).await;
     let last = client.event().await.unwrap();
@@ -331,7 +331,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_of_the_client_has_its_own_credentials() {
+async fn a_cancel_sent_by_the_client_has_its_own_credentials() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, _last) = begin_call(&mut setup, &[("authorization", "call")]).await;
     let _waiting = setup.send(with_headers(

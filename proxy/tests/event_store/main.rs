@@ -279,7 +279,7 @@ async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_clien
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
+async fn an_event_too_large_to_keep_reaches_a_client_that_is_reading() {
     let (setup, mut client, primed, server) = Setup::primed().await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
@@ -385,7 +385,7 @@ async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_session_ends_its_streams_and_none_of_another_session() {
+async fn the_end_of_a_session_ends_only_its_own_streams() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     let other = setup.send(posted("other", call(1)));
     let other_server = setup.next().await.events();
@@ -519,7 +519,7 @@ async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
+async fn a_slow_json_answer_becomes_an_event_that_can_be_resumed() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -537,7 +537,7 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
+async fn a_slow_json_answer_with_a_byte_order_mark_becomes_an_event_without_it() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -987,7 +987,7 @@ async fn a_resume_that_repeats_its_header_field_gets_the_events() {
 
 /// Many servers close a call's streams before they answer the client's own cancel or DELETE.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_call_that_its_client_ends_is_not_a_lost_answer() {
+async fn a_call_ended_by_its_client_is_not_a_lost_answer() {
     for deletes in [true, false] {
         let (mut setup, _client, server) = Setup::called(WITHOUT_PRIMING).await;
         let waiting = if deletes {
@@ -1057,7 +1057,7 @@ async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_fo
 
 /// Clients open sessions and never delete them, as those using the TypeScript SDK do. For a long time those sessions have no streams.
 #[tokio::test(start_paused = true)]
-async fn sessions_that_nobody_uses_any_more_leave_room_for_new_ones() {
+async fn unused_sessions_make_room_for_new_ones() {
     // The minimum for `--buffer`, and a gateway with long session ids.
     for (bytes, id_length) in [(1 << 20, 32), (64 << 20, 8_000)] {
         let store = EventStore::new(Limits {
@@ -1104,7 +1104,7 @@ async fn sessions_in_use_are_kept_when_there_is_no_room() {
 
 /// Servers log, and their clients do not read the standalone stream.
 #[tokio::test(start_paused = true)]
-async fn log_events_that_nobody_reads_leave_room_for_other_sessions() {
+async fn unread_log_events_make_room_for_other_sessions() {
     let store = EventStore::new(Limits {
         bytes: 1 << 20,
         ..Limits::default()

@@ -23,7 +23,7 @@ fn large_answer(id: u32, size: usize) -> String {
 
 /// The connection breaks when the client has received no more than the first event.
 #[tokio::test(start_paused = true)]
-async fn a_request_of_the_server_is_not_lost_with_the_connection() {
+async fn a_server_request_is_not_lost_with_the_connection() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     server.message(&request_of(7)).await;
     for count in 0..300 {
@@ -209,7 +209,7 @@ async fn a_gap_is_counted_once_its_stream_is_removed() {
 }
 
 #[tokio::test]
-async fn an_event_store_has_room_for_its_maximum_of_sessions() {
+async fn an_event_store_has_room_for_its_maximum_number_of_sessions() {
     let limits = Limits {
         sessions: 5_000,
         bytes: 1 << 30,

@@ -132,7 +132,7 @@ where
 }
 
 #[test]
-fn long_ids_of_events_are_counted() {
+fn long_event_ids_are_counted() {
     run_alone(check_ids);
 }
 

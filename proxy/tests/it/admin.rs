@@ -460,7 +460,7 @@ async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
 }
 
 #[tokio::test]
-async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
+async fn every_proxy_metric_has_a_help_text_and_the_build_info_has_the_version() {
     let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
     let lines: Vec<&str> = metrics.text().lines().collect();

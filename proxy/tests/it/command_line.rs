@@ -46,7 +46,7 @@ fn without_a_server_the_error_names_the_options_for_one() {
 }
 
 #[test]
-fn a_wrong_option_is_named_with_the_nearest() {
+fn a_wrong_option_is_reported_with_the_nearest_one() {
     let text = error_of(&["--upsteam=http://a/"]);
     assert!(text.contains("'--upstream'"), "{text}");
     for (wrong, hint) in [

@@ -30,7 +30,7 @@ async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
 }
 
 #[tokio::test]
-async fn a_preflight_request_of_an_allowed_page_is_answered() {
+async fn a_preflight_request_from_an_allowed_page_is_answered() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     for origin in [PAGE, "https://other.example.com"] {
         let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
@@ -67,7 +67,7 @@ async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
 }
 
 #[tokio::test]
-async fn pages_of_other_origins_get_no_cors_headers() {
+async fn pages_from_other_origins_get_no_cors_headers() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "OPTIONS", &preflight("https://evil.example")).await;
     let head = client.head().await;
@@ -94,7 +94,7 @@ async fn without_the_option_the_server_answers_preflight_requests() {
 
 /// Browsers ignore `Access-Control-Allow-Credentials` next to the origin `*`, but not next to the page's own origin.
 #[tokio::test]
-async fn a_header_of_the_server_gives_a_page_no_credentials() {
+async fn a_server_header_cannot_give_a_page_credentials() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
     let received = upstream.next_request().await;

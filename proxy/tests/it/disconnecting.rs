@@ -46,7 +46,7 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
+async fn an_http_2_stream_that_is_reset_is_closed_at_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let abandoned = connection.send(&stateless_call("1")).await;

@@ -218,7 +218,7 @@ async fn a_second_signal_kills_all_processes_of_the_program() {
 }
 
 #[tokio::test]
-async fn a_command_is_found_at_its_path_only() {
+async fn a_command_is_served_only_at_its_path() {
     let started = Started::with("path", &[], &[]).await;
     for path in ["/", "/mcp/", "/.well-known/oauth-protected-resource"] {
         let reply = Connection::fetch(started.addr, &Request::new("GET", path)).await;

@@ -73,7 +73,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
 }
 
 #[tokio::test]
-async fn bodies_in_chunks_and_large_ones_pass() {
+async fn chunked_and_large_bodies_are_passed_through() {
     let (upstream, proxy) = Running::start(&[]).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"text":"{}"}}}}"#,
@@ -215,7 +215,7 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
 }
 
 #[tokio::test]
-async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
+async fn the_clients_query_is_appended_to_the_upstreams() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/a/mcp?key=1", upstream.addr);
     let proxy = Running::in_front_of_url(&url, &[]).await;
@@ -264,7 +264,7 @@ async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
 }
 
 #[tokio::test]
-async fn http_2_passes_too() {
+async fn http_2_requests_are_forwarded_too() {
     let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&stateless_call("1")).await;

@@ -198,7 +198,7 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
 }
 
 #[tokio::test]
-async fn large_or_compressed_metadata_passes_as_it_is() {
+async fn large_or_compressed_metadata_is_passed_through_unchanged() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
     let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
@@ -243,7 +243,7 @@ async fn a_redirect_to_the_public_url_leads_to_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_cancel_of_the_layer_has_the_same_headers() {
+async fn a_cancel_sent_by_the_layer_has_the_same_headers() {
     let upstream = Upstream::start().await;
     let proxy = Running::in_front_of(
         &upstream,

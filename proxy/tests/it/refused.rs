@@ -137,7 +137,7 @@ async fn a_body_that_is_too_large_is_refused() {
 
 /// If the connection were reset, a client that sends its whole body first would lose the answer.
 #[tokio::test]
-async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
+async fn a_body_that_is_too_large_may_be_sent_in_full() {
     let (_upstream, proxy) = Running::start(&[]).await;
     let large = post(&" ".repeat(20 << 20));
     for _ in 0..10 {

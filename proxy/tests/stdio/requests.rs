@@ -202,7 +202,7 @@ async fn an_id_in_use_is_refused_and_its_call_continues() {
 }
 
 #[tokio::test]
-async fn a_request_of_the_server_gets_its_answer() {
+async fn a_server_request_gets_its_answer() {
     let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client
         .call("7", "ask", r#"{"text":"elicitation/create"}"#)
@@ -219,7 +219,7 @@ async fn a_request_of_the_server_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn messages_of_no_call_wait_for_a_listener() {
+async fn messages_that_belong_to_no_call_wait_for_a_listener() {
     let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     let mut caller = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;

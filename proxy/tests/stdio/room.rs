@@ -95,7 +95,7 @@ async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has
 }
 
 #[tokio::test]
-async fn each_new_session_takes_the_place_of_one() {
+async fn each_new_session_replaces_one() {
     let stdio = serve(limited(3));
     for _ in 0..3 {
         drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
