@@ -49,7 +49,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     assert!(b.has(&before) && !a.has(&before));
 }
 
-/// A call is waiting for another whose client has disconnected when their session is closed because another instance owns it.
+/// A call is waiting for one whose client has disconnected. Their session is then closed, because another instance owns it.
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     let (directory, [a, b, c], mcp) = Node::with_session().await;

@@ -1,4 +1,4 @@
-//! Requests that are delayed by a layer or the directory, while their session is closed, restored or claimed.
+//! Requests delayed by a layer or the directory while their session is closed, restored or claimed.
 
 use std::convert::Infallible;
 
@@ -127,7 +127,7 @@ async fn an_answer_that_could_be_written_can_be_read() {
     }
 }
 
-/// Adds layers of an application that checks the clients of its MCP endpoint, but accepts reports from anyone elsewhere.
+/// Adds the layers of an application that checks its MCP clients, but accepts reports from anyone.
 fn with_public_reports(app: Router) -> Router {
     let checked = app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");

@@ -38,7 +38,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Two instances, one of which, `b`, neither connects to peers nor accepts them until `is_connected` is set.
+/// Two instances, of which `b` has no connections to peers until `is_connected` is set.
 struct PartitionedPair {
     a: Node,
     b: Node,
@@ -81,7 +81,7 @@ async fn send_body(call: &mut Connection, mcp: &Mcp) {
     call.end_chunks().await;
 }
 
-/// Stops the heartbeat and waits until the lease has expired and the other instances have noticed.
+/// Stops the heartbeat, and waits until the lease has expired and the others have noticed.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;

@@ -1,4 +1,4 @@
-//! Clients that resume at the last moment of the grace, and instances that exit soon after turning one away.
+//! Clients that resume at the last moment of the grace, and instances that exit after turning one away.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},

@@ -33,7 +33,7 @@ use crate::{
     relay::wire::Secret,
 };
 
-/// Counts an instance's heartbeats and, on request, stalls its process before it reads the reply to one of them.
+/// Counts an instance's heartbeats. On request, it stalls the process before the reply to one is read.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -628,10 +628,10 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     );
 }
 
-/// Returns, as text, what a client receives within a few seconds when its call overlaps with a shutdown.
+/// Returns, as text, what a client receives when its call overlaps with a shutdown.
 ///
 /// If `commits`, the layer sends the response heads of silent calls after 1 s. A layer inside it takes 3 s to check the call's client. In
-/// the meantime the instance starts to shut down, with a limit of 30 s.
+/// the meantime the instance starts to shut down, with a limit of 30 s. The client has a few seconds to receive the answer.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -118,7 +118,7 @@ impl Setup {
         }
     }
 
-    /// Starts two instances whose application has these inner layers, and waits until both are settled.
+    /// Starts two instances with these inner layers, and waits until both are settled.
     pub(super) async fn start_pair(
         directory: &Faulty,
         inner_layers: fn(Router) -> Router,
@@ -207,7 +207,7 @@ impl Node {
         nodes.try_into().ok().unwrap()
     }
 
-    /// Starts `N` instances on a new directory, and also returns the client of a session on the first one.
+    /// Starts `N` instances on a new directory, and opens a session on the first one.
     pub(super) async fn with_session<const N: usize>() -> (Faulty, [Self; N], Mcp) {
         let directory = directory();
         let nodes = Self::several(&directory).await;
@@ -314,7 +314,7 @@ impl Node {
         }
     }
 
-    /// Makes a call whose client disconnects, and returns the id of the last event that it received.
+    /// Makes a call whose client disconnects, and returns the id of the last event it received.
     pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
         let before = self.calls.detached();
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;

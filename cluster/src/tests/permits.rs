@@ -277,7 +277,7 @@ async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
     }
 }
 
-/// Relays calls to a limited instance, and returns each response's status and how many calls have started.
+/// Relays calls to a limited instance. Returns each response's status and how many calls have started.
 async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let directory = directory();
     let a = LimitedInstance::start(&directory, permits).await;

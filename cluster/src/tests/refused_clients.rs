@@ -1,4 +1,4 @@
-//! Clients refused by the application, which must not cancel waiting calls or receive another client's answers.
+//! Clients that the application refuses, which must not cancel waiting calls or get others' answers.
 
 use axum::{
     Router,
@@ -92,7 +92,7 @@ async fn a_cancel_for_another_host_does_not_cancel_a_waiting_call() {
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// Adds layers of an application that checks the clients of its MCP endpoint, but serves a news stream to anyone.
+/// Adds the layers of an application that checks its MCP clients, but serves news to anyone.
 fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];

@@ -1,4 +1,6 @@
-//! What instances report to one another about clients, leases and sessions, with reports that are late or lost and clocks that step.
+//! What instances report to one another about clients, leases and sessions.
+//!
+//! The reports are late or lost, or a clock steps.
 
 use std::{
     sync::{

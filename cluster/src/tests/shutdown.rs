@@ -98,7 +98,7 @@ async fn only_one_of_two_waiting_instances_claims_the_session() {
     }
 }
 
-/// By the time another instance requests the session, the call has got to a different step in each round.
+/// When another instance requests the session, the call is at a different step in each round.
 #[tokio::test]
 async fn a_call_in_flight_ends_on_its_instance() {
     let mut started = 0;

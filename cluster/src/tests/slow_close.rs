@@ -18,7 +18,7 @@ use super::{
 };
 use crate::membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD};
 
-/// Closes a session like rmcp's own manager, but then takes this long, as if reporting it to a database.
+/// Closes sessions like rmcp's own manager, but then takes this long, as if updating a database.
 struct SlowClose(LocalSessionManager, Duration);
 
 impl SessionManager for SlowClose {

@@ -285,7 +285,9 @@ async fn a_client_that_retries_in_time_keeps_its_call() {
     }
 }
 
-/// Adds a layer between the cluster's and the library's, which answers the first resume with 503, as if shedding load.
+/// Adds a layer that answers the first resume with 503, as if shedding load.
+///
+/// It is between the cluster's layer and the library's.
 fn shed_first_resume(app: Router) -> Router {
     let shed = AtomicBool::new(false);
     let shed = Arc::new(shed);

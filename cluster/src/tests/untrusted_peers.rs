@@ -99,7 +99,7 @@ async fn an_owner_with_another_secret_is_not_a_peer() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// During each rolling restart, instances from two successive steps are members at the same time.
+/// During a rolling restart, instances from successive steps are members at the same time.
 #[tokio::test]
 async fn a_secret_is_changed_by_rolling_restarts() {
     let steps = [

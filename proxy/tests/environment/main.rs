@@ -1,4 +1,4 @@
-//! The program in a failing environment, as a table of faults (rows) and the phases they happen in (columns).
+//! The program in a failing environment, as a table with a row per fault and a column per phase.
 //!
 //! Every cell starts the real binary and gets it into its phase, and then checks what the client and the server receive, what is logged,
 //! and which processes and descriptors are left.

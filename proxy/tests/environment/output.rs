@@ -1,4 +1,6 @@
-//! Standard output and standard error that cannot be written to, which must have no effect other than missing lines.
+//! Standard output and standard error that cannot be written to.
+//!
+//! This must have no effect other than missing lines.
 
 use std::{
     io::{Write as _, pipe},

@@ -1,4 +1,4 @@
-//! Access to streams: what a client needs to resume one, and which credentials the proxy sends on its behalf.
+//! What a client needs to resume a stream, and which credentials the proxy sends on its behalf.
 
 use std::time::Duration;
 

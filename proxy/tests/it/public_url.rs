@@ -1,4 +1,6 @@
-//! What the server learns about its clients' connections, and the URL that clients see (`--public-url`, `--trust-forwarded`).
+//! What the server learns about its clients' connections, and which URL the clients see.
+//!
+//! The options are `--public-url` and `--trust-forwarded`.
 
 use crate::support::*;
 

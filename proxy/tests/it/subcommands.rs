@@ -24,7 +24,7 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
     output(Program::command(args))
 }
 
-/// Starts a program in front of a command, with a free port for operators, and returns that port's address.
+/// Starts a program in front of a command, and returns the address of its port for operators.
 fn start(options: &[&str]) -> (Program, String) {
     let args = [&["--listen=127.0.0.1:0"], options, &["--", "true"]].concat();
     let mut program = Program::start(Program::command(&args));

@@ -77,7 +77,9 @@ thread_local! {
 /// Faults and checks that are excluded unless requested, because the README states them as limits.
 const LIMITS: &str = "-EvictSession,SentAnswer";
 
-/// The maximum number of runs unless `SIMULATION_SECONDS` is set, so that a fast machine gets the same result.
+/// The maximum number of runs unless `SIMULATION_SECONDS` is set.
+///
+/// It makes a fast machine get the same result.
 const RUNS: u64 = 60;
 
 /// How many seconds to run for unless `SIMULATION_SECONDS` is set.

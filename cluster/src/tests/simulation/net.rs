@@ -163,7 +163,7 @@ impl Net {
         }
     }
 
-    /// Sets how bytes get from one machine to another, and delivers what is queued if the path is no longer silent.
+    /// Sets how bytes get from one machine to another. Delivers what is queued if the path is no longer silent.
     ///
     /// If the path stays silent for [`SILENCE_TIMEOUT`], its queue is lost and its connections are reset.
     pub(super) fn set(&self, from: Machine, to: Machine, path: PathState) {

@@ -186,7 +186,9 @@ impl Run {
         }
     }
 
-    /// Advances to whatever is next, be it a planned event, a post, [`LAG`] or `end`, and polls the runtimes concerned.
+    /// Advances to whatever is next, and polls the runtimes concerned.
+    ///
+    /// That is a planned event, a post, [`LAG`] or `end`.
     fn step(&mut self, end: Ms) {
         let planned = self.plan.events.keys().next().map(|key| key.0);
         let next = [

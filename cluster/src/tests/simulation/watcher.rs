@@ -169,7 +169,9 @@ struct Call {
     answer: Option<Answer>,
     /// The instance through which the client was last attached.
     by: Option<HostId>,
-    /// Whether the client may have had a connection when the call ended, or later got one to the instance that had the answer.
+    /// Whether the answer may have been sent.
+    ///
+    /// That is, whether the client may have had a connection when the call ended, or later got one to the instance that had the answer.
     was_sent: bool,
 }
 
@@ -181,7 +183,9 @@ struct Session {
     is_deleted: bool,
     /// Whether the client has got a 404 for the session.
     is_lost: bool,
-    /// Whether the directory has lost the claim of an instance that had not restored the session, which was open on no instance.
+    /// Whether the directory has lost a claim while the session was not open anywhere.
+    ///
+    /// The instance that made the claim had not restored the session yet.
     has_lost_claim: bool,
 }
 
@@ -233,7 +237,7 @@ struct Log {
     requests: usize,
     /// When a client was last turned away.
     last_refusal: Option<Ms>,
-    /// Deleted sessions: the id, the instances that served the session, and when the client got the confirmation.
+    /// Deleted sessions: the id, the instances that served it, and when the client got the confirmation.
     deleted: Vec<(String, Vec<HostId>, Ms)>,
 }
 

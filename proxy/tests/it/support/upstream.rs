@@ -183,7 +183,9 @@ impl ReceivedRequest {
         self.write("0\r\n\r\n").await;
     }
 
-    /// Sends more than all the buffers along the way can hold, and then the answer, so the proxy has to read to the end.
+    /// Sends more than all buffers along the way can hold, and then the answer.
+    ///
+    /// The proxy has to read to the end.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn answer_at_length(mut self) {
         for _ in 0..64 {

@@ -1,4 +1,6 @@
-//! A server with three tools: `echo` returns its text, `hold` never answers, and `flood` sends progress before its answer.
+//! A server with three tools.
+//!
+//! `echo` returns its text, `hold` never answers, and `flood` sends progress before its answer.
 
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
