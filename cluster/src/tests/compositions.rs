@@ -50,7 +50,7 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// A handler whose `initialize` waits while it is slow.
+/// A handler whose `initialize` blocks while `is_slow` is set.
 #[derive(Clone, Default)]
 struct SlowHandler {
     is_slow: Arc<AtomicBool>,
@@ -69,7 +69,7 @@ impl SlowHandler {
         self.wake.notify_waiters();
     }
 
-    /// Waits until more than `before` of the `initialize` requests have started.
+    /// Waits until more than `before` `initialize` requests have started.
     async fn until_started_after(&self, before: usize) {
         let started = async {
             while self.started.load(Ordering::SeqCst) == before {
@@ -124,7 +124,7 @@ impl CloseSession for OtherManager {
     }
 }
 
-/// An instance whose handler is [`SlowHandler`]. The next request of its session restores the session.
+/// An instance running a [`SlowHandler`]. The next request in its session has to restore that session.
 struct SlowInstance {
     directory: Faulty,
     cluster: Cluster,
@@ -138,8 +138,9 @@ impl SlowInstance {
         Self::start_after(&Arc::default(), wrap).await
     }
 
-    /// Starts an instance with another manager, which closes its sessions first. Opens a session, which the instance then relinquishes and
-    /// closes.
+    /// Starts an instance with another manager, which gets to close sessions first.
+    ///
+    /// Opens a session, which the instance then relinquishes and closes.
     async fn start_after(other: &Arc<OtherManager>, wrap: fn(Router) -> Router) -> Self {
         let directory = directory();
         let cluster = join_as(unreachable_owner(), &directory);
@@ -168,7 +169,7 @@ impl SlowInstance {
         }
     }
 
-    /// Waits until no restore of the session is pending, and it is closed.
+    /// Waits until no restores are pending and the session is closed.
     async fn until_closed(&self) {
         let router = self.cluster.router();
         let ended = async {
@@ -176,24 +177,26 @@ impl SlowInstance {
                 yield_now().await;
             }
         };
-        within("the end of the restore", ended).await;
+        within("the restore to end", ended).await;
         let closed = router.sessions.relinquished.until_closed(hash(&self.mcp));
         closed.await;
     }
 }
 
-/// Adds a layer that sends the heads of responses while the handler still starts.
+/// Adds a layer that sends response heads while the handler is still starting.
 fn with_early_heads(app: Router) -> Router {
     app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
 }
 
 async fn list(mcp: &Mcp, id: u32) -> u16 {
     let mut listed = mcp.request(id, "tools/list", json!({})).await;
-    within("a head", listed.head()).await.status
+    within("a response head", listed.head()).await.status
 }
 
-/// The handler takes longer to start than the client waits before it retries. No restore has failed, because the client gave up each of
-/// them. Then the directory fails once, or the handler if `handler_fails`. Returns the statuses of the next two requests.
+/// Returns the statuses of the next two requests after this many abandoned restores.
+///
+/// The handler takes longer to start than the client waits before retrying. No restore has failed, as the client has given up on each of
+/// them. Then the directory fails once, or the handler if `handler_fails`.
 async fn statuses_after_disconnects(handler_fails: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {
@@ -235,7 +238,7 @@ async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up
     }
 }
 
-/// The owner has ended, and its address now belongs to another server that asks for bodies, for example a proxy.
+/// The owner has exited, and its address now belongs to another server, such as a proxy, that asks for bodies.
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_at_its_address() {
     let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -246,16 +249,16 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
         let answer = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
         owner.request().await.write(answer).await;
     };
-    let (head, ()) = join(within("a head", call.head()), answer).await;
+    let (head, ()) = join(within("a response head", call.head()), answer).await;
     assert_eq!(head.status, 502, "the call may have started");
     assert_eq!(status(&mcp, 2).await, 200);
 }
 
-/// An instance was cut off, and reaches the directory again. Another instance has claimed its session in the meantime. The call still runs,
-/// and its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
-/// first instance is cut off for `cut_off_for` after the claim.
+/// Returns the response to a resume at the other instance before the call ends: status and body.
 ///
-/// Returns the status and the body of the response to a resume at the other instance, before the call ends.
+/// An instance has been cut off, and reaches the directory again `cut_off_for` after another instance claimed its session. The call is
+/// still running, and its answer has yet to be written. If the session was restored on the first instance, its generation is not the
+/// incarnation of a lease.
 async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
     let (link_a, link_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));
@@ -269,7 +272,7 @@ async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16
         assert!(a.has(&mcp));
     }
     let last_event_id = a.detach(&mcp, 1, "first").await;
-    // A is cut off from the directory and from B.
+    // Cut A off from the directory and from B.
     a.peers.abort();
     link_a.set(Fault::Fails);
     pass(LEASE_TTL + HEARTBEAT_INTERVAL + SECOND).await;
@@ -285,13 +288,13 @@ async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16
     assert_eq!(claimed, 200);
     assert!(b.has(&mcp));
     pass(cut_off_for).await;
-    // A reaches the directory again, but cannot read the leases at first.
+    // A can reach the directory again, but cannot read the leases at first.
     link_a.set(Fault::FailsAt("leases"));
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.is_running("first"));
 
     let mut resumed = at_b.resume(&last_event_id).await;
-    let head = within("a head", resumed.head()).await.status;
+    let head = within("a response head", resumed.head()).await.status;
     let body = within("the body", resumed.body_to_end()).await;
     assert!(a.witness.is_running("first"));
     // The call ends, and its answer is stored.
@@ -313,7 +316,7 @@ async fn a_call_that_still_runs_is_not_lost() {
     }
 }
 
-/// Adds a layer whose timeout is shorter than the time that the handler takes to start.
+/// Adds a layer whose timeout is shorter than the handler takes to start.
 fn with_timeout(app: Router, status: StatusCode) -> Router {
     app.layer(from_fn(move |request: Request, next: Next| async move {
         let served = timeout(SECOND, next.run(request)).await;
@@ -321,7 +324,7 @@ fn with_timeout(app: Router, status: StatusCode) -> Router {
     }))
 }
 
-/// No restore has failed, because an inner layer has given up each of them.
+/// No restore has failed, as an inner layer has given up on each of them.
 #[tokio::test]
 async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     let gateway_timeout: fn(_) -> _ = |app| with_timeout(app, StatusCode::GATEWAY_TIMEOUT);
@@ -349,7 +352,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The response's head is sent while the handler starts. Requests that arrive in the meantime wait until the handler has started.
+/// The response head is sent while the handler is starting. Requests that arrive in the meantime wait until it has started.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -357,7 +360,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
     let router = instance.cluster.router();
     handler.block();
     let mut first = mcp.request(1, "tools/list", json!({})).await;
-    assert_eq!(within("a head", first.head()).await.status, 200);
+    assert_eq!(within("a response head", first.head()).await.status, 200);
     assert!(router.restores.contains(hash(mcp)));
     let mut second = mcp.request(2, "tools/list", json!({})).await;
     let until_both_wait = async {
@@ -367,7 +370,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
     };
     within("the second request", until_both_wait).await;
     handler.unblock();
-    assert_eq!(within("a head", second.head()).await.status, 200);
+    assert_eq!(within("a response head", second.head()).await.status, 200);
     for response in [&mut first, &mut second] {
         let answer = within("an answer", response.answer()).await.unwrap();
         assert!(answer["result"].is_object(), "{answer}");
@@ -376,7 +379,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
     assert!(router.restores.is_empty());
 }
 
-/// The response's head is sent before the handler refuses the restored session.
+/// The response head is sent before the handler refuses the restored session.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -384,7 +387,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_
     for id in 1..=3 {
         handler.block();
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
-        assert_eq!(within("a head", listed.head()).await.status, 200);
+        assert_eq!(within("a response head", listed.head()).await.status, 200);
         handler.fails_once.store(true, Ordering::SeqCst);
         handler.unblock();
         let answer = within("an answer", listed.answer()).await.unwrap();
@@ -394,9 +397,9 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_
     assert_eq!(list(mcp, 4).await, 404);
 }
 
-/// An inner layer answers a request of the session with its own stream, so rmcp does not restore the session.
+/// An inner layer answers one of the session's requests with its own stream, so rmcp does not restore the session.
 #[tokio::test]
-async fn a_stream_of_a_layer_does_not_lock_its_session() {
+async fn a_stream_from_a_layer_does_not_lock_its_session() {
     let streams = |app: Router| {
         app.layer(from_fn(async |request: Request, next: Next| {
             if request.method() == Method::GET {
@@ -410,13 +413,13 @@ async fn a_stream_of_a_layer_does_not_lock_its_session() {
     let SlowInstance { mcp, .. } = &instance;
     let router = instance.cluster.router();
     let mut stream = mcp.listen().await;
-    assert_eq!(within("a head", stream.head()).await.status, 200);
+    assert_eq!(within("a response head", stream.head()).await.status, 200);
     assert!(router.restores.contains(hash(mcp)));
     let (status, ()) = join(list(mcp, 1), pass(61 * SECOND)).await;
     assert_eq!(status, 200);
 }
 
-/// While a request is in a layer, its session is relinquished. It is not closed yet.
+/// A session is relinquished, but not yet closed, while one of its requests is in a layer.
 #[tokio::test]
 async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
     let relinquishes = |app: Router| {
@@ -441,8 +444,8 @@ async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
     assert_eq!(status, 503);
 }
 
-/// A layer delays a request. Meanwhile its session is closed, as an idle one is. rmcp has a second request wait for the first one, whose
-/// client disconnects while another manager is asked for the session.
+/// A layer delays a request, and in the meantime its session is closed, as happens to idle ones. rmcp makes a second request wait for the
+/// first, whose client disconnects while another manager is being asked for the session.
 #[tokio::test]
 async fn a_request_that_waits_for_an_abandoned_one_must_be_sent_again() {
     let delays = |app: Router| {
@@ -474,7 +477,7 @@ async fn a_request_that_waits_for_an_abandoned_one_must_be_sent_again() {
     pass(SECOND / 5).await;
     assert!(router.restores.contains(hash(mcp)), "control");
     first.rst();
-    let head = within("a head", second.head()).await;
+    let head = within("a response head", second.head()).await;
     assert_eq!(
         (head.status, head.header("retry-after").is_some()),
         (503, true)
@@ -482,7 +485,7 @@ async fn a_request_that_waits_for_an_abandoned_one_must_be_sent_again() {
     assert_eq!(restored(4).await, 200);
 }
 
-/// The layer is around the whole application, and around one of its routers.
+/// One layer wraps the whole application, the other one of its routers.
 #[tokio::test]
 async fn a_session_is_restored_through_two_layers_of_its_cluster() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -494,8 +497,8 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
     drop(b);
 }
 
-/// A client does not read the response to the request that restores its session. Its HTTP/2 window is closed. The handler takes 20 s to
-/// start. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
+/// A client does not read the response to the request that restores its session, so its HTTP/2 window is closed. The handler takes 20 s to
+/// start, and in the meantime the layer sends a comment, which has to wait for the window. No task is driving the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
     for reads_response in [true, false] {
@@ -521,7 +524,7 @@ async fn a_client_that_reads_nothing_does_not_lock_its_session() {
     }
 }
 
-/// Two attempts to restore a session have failed. During the third one the instance is cut off, and another instance claims the session.
+/// Two attempts to restore a session have failed. During the third the instance is cut off, and another instance claims the session.
 #[tokio::test]
 async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_restore() {
     let instance = SlowInstance::start(|app| app).await;
@@ -555,7 +558,7 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
     handler.fails_once.store(true, Ordering::SeqCst);
     handler.unblock();
     pass(SECOND).await;
-    let status = within("a head", third.head()).await.status;
+    let status = within("a response head", third.head()).await.status;
     pass(2 * SECOND).await;
     assert_eq!(
         (status, memory.owner(hash(mcp))),

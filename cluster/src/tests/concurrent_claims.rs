@@ -1,4 +1,4 @@
-//! Concurrent events while a session changes its owner.
+//! Events that coincide with a change of a session's owner.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::{
     ids::Record,
 };
 
-/// The limit of a shutdown, longer than any test takes.
+/// A shutdown limit that is longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
@@ -36,11 +36,11 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let shutdown = a.routing().shutdown.begin();
-    // A session may still start during the shutdown.
+    // A session can still be opened during the shutdown.
     let before = a.session().await;
     shutdown.stop_serving();
     let mut refused = a.initialize().await;
-    assert_eq!(within("a head", refused.head()).await.status, 503);
+    assert_eq!(within("a response head", refused.head()).await.status, 503);
     run_other_tasks().await;
     assert_eq!(a.routing().sessions.len(), 1);
     assert_eq!(status(&before, 1).await, 503);
@@ -49,7 +49,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     assert!(b.has(&before) && !a.has(&before));
 }
 
-/// A call waits for a call without a client. Meanwhile its session is closed, by the server or because another instance owns it.
+/// A call is waiting for one whose client has disconnected. Their session is then closed, because another instance owns it.
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     let (directory, [a, b, c], mcp) = Node::with_session().await;
@@ -70,7 +70,7 @@ async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
 }
 
-/// The client disconnects while its session is restored on an instance that shuts down.
+/// The client disconnects while its session is being restored on an instance that is shutting down.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() {
     let (_directory, [mut a, mut b], mcp) = Node::with_session().await;
@@ -103,7 +103,7 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
     assert!(waited > 0);
 }
 
-/// A session is closed at its owner, as an idle one is. Another instance receives 421 and is about to claim the session.
+/// A session is closed at its owner, as happens to idle ones. Another instance gets 421 and is about to claim it.
 #[tokio::test]
 async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -113,21 +113,21 @@ async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     let restore = async {
         until_requested(&directory, "claim").await;
         let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
-        within("a head", call.head()).await;
+        within("a response head", call.head()).await;
         call
     };
     let (first, mut second) = join(echo(&at_b, 1), restore).await;
     assert_eq!(first, 1);
     run_other_tasks().await;
     assert!(b.has(&mcp));
-    assert!(!a.has(&mcp), "the session has two owners");
+    assert!(!a.has(&mcp), "the session is open on both instances");
     b.witness.started("second").await;
     b.witness.release("second");
     assert_eq!(second.answer().await.unwrap()["id"], 2);
 }
 
-/// The peer stalls before its claim, and the client continues at the owner. The claim is late because the peer has read an ownership that
-/// has been replaced since.
+/// The peer stalls before its claim, and in the meantime the client carries on at the owner. The claim is late because the peer has read an
+/// ownership that has since been replaced.
 #[tokio::test]
 async fn a_late_claim_does_not_take_a_session_that_is_open_again() {
     let directory = directory();
@@ -140,7 +140,7 @@ async fn a_late_claim_does_not_take_a_session_that_is_open_again() {
     directory.set(Fault::None);
 
     let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
-    within("a head", call.head()).await;
+    within("a response head", call.head()).await;
     a.witness.started("second").await;
     let late = read_by_b.claimed_by(b.me);
     let late = memory.claim(hash(&mcp), read_by_b, late).await.unwrap();
@@ -150,12 +150,15 @@ async fn a_late_claim_does_not_take_a_session_that_is_open_again() {
     );
     // The client now uses the other instance.
     assert_eq!(echo(&b.client_of(&mcp), 3).await, 3);
-    assert!(a.has(&mcp) && !b.has(&mcp), "the session has two owners");
+    assert!(
+        a.has(&mcp) && !b.has(&mcp),
+        "the session is open on both instances"
+    );
     a.witness.release("second");
     assert_eq!(call.answer().await.unwrap()["id"], 2);
 }
 
-/// One of the requests claims the session, and the others do not claim it from each other.
+/// Only one of the requests claims the session. They do not claim it from each other.
 #[tokio::test]
 async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_served() {
     let (directory, [a], mcp) = Node::with_session().await;
@@ -166,7 +169,7 @@ async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_serv
     assert_eq!(directory.request_count("claim"), 1);
 }
 
-/// 100 calls end at once, and each write of an answer takes 100 ms.
+/// 100 calls end at once, and each answer takes 100 ms to write.
 #[tokio::test]
 async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     const CALLS: u32 = 100;
@@ -195,16 +198,16 @@ async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
             .await;
         lost += usize::from(!answered[0]["result"].is_object());
     }
-    assert_eq!(lost, 0, "of {CALLS}");
+    assert_eq!(lost, 0, "of {CALLS} calls");
 }
 
-/// A session is relinquished and claimed back before its previous copy is closed.
+/// A session is relinquished and claimed back before its old copy has been closed.
 #[tokio::test]
 async fn a_session_that_returns_before_its_previous_copy_is_closed_keeps_its_call() {
     let (directory, [mut a], mcp) = Node::with_session().await;
     let other = unreachable_owner();
     let (session, memory) = (hash(&mcp), &directory.memory);
-    // The task that closes the session does not run before this test awaits.
+    // The task that closes the session cannot run until this test awaits.
     let claimed = claim_from(memory, session, a.me, other).await;
     a.routing().sessions.relinquish_to_owner(session, other);
     let claimed_back = claim_from(memory, session, other, a.me).await;

@@ -1,4 +1,4 @@
-//! Requests that a layer or the directory delays. Meanwhile their session is closed, restored or claimed.
+//! Requests delayed by a layer or the directory while their session is closed, restored or claimed.
 
 use std::convert::Infallible;
 
@@ -23,7 +23,9 @@ use crate::directory::{
     faulty::{Fault, Faulty},
 };
 
-/// Adds a layer that delays each resume by 8 s, for example to authenticate the client. The layer is inside the cluster's layer.
+/// Adds a layer that delays each resume by 8 s, as if authenticating the client.
+///
+/// It is inside the cluster's layer.
 fn with_slow_resumes(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         if request.headers().contains_key("last-event-id") {
@@ -64,7 +66,7 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
     assert_eq!(results, [(true, 200, true), (false, 200, true)]);
 }
 
-/// The client cancels the call over a connection that it still has to the instance that shuts down.
+/// The client cancels the call over a connection that it still has to the instance that is shutting down.
 #[tokio::test]
 async fn a_waiting_call_cancelled_at_the_instance_in_shutdown_does_not_run() {
     for is_direct in [false, true] {
@@ -83,12 +85,12 @@ async fn a_waiting_call_cancelled_at_the_instance_in_shutdown_does_not_run() {
         pass(3 * SECOND).await;
         assert!(
             !b.witness.is_running("second") && !a.witness.is_running("second"),
-            "the cancelled call runs, direct: {is_direct}"
+            "the cancelled call is running, direct: {is_direct}"
         );
     }
 }
 
-/// Writing an answer takes 700 ms, as does reading it.
+/// Writing an answer takes 700 ms, and so does reading it.
 #[tokio::test]
 async fn an_answer_that_could_be_written_can_be_read() {
     for (is_read_slow, expected) in [(false, 200), (true, 200)] {
@@ -125,7 +127,7 @@ async fn an_answer_that_could_be_written_can_be_read() {
     }
 }
 
-/// The application checks the clients of its MCP endpoint and accepts reports of any client at another path.
+/// Adds the layers of an application that checks its MCP clients, but accepts reports from anyone.
 fn with_public_reports(app: Router) -> Router {
     let checked = app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");
@@ -139,7 +141,7 @@ fn with_public_reports(app: Router) -> Router {
     checked.merge(Router::new().route("/report", axum::routing::post(async || "thanks")))
 }
 
-/// Alice's call waits for the transfer of its session. Bob knows the id of that session, and sends a cancel to another path.
+/// Alice's call is waiting for its session to be transferred. Bob knows that session's id and sends a cancel to another path.
 #[tokio::test]
 async fn a_cancel_at_another_path_does_not_cancel_a_waiting_call() {
     let directory = directory();
@@ -165,13 +167,13 @@ async fn a_cancel_at_another_path_does_not_cancel_a_waiting_call() {
     }
     run_other_tasks().await;
     a.witness.release("first");
-    let head = within("a head", second.head()).await;
+    let head = within("a response head", second.head()).await;
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     let answer = within("an answer", second.answer()).await.unwrap();
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// A layer between the cluster's and rmcp's takes 8 s for a resume. Meanwhile its session is closed, and a call restores it.
+/// A layer between the cluster's and rmcp's holds a resume for 8 s. In the meantime its session is closed, and a call restores it.
 #[tokio::test]
 async fn a_resume_that_a_layer_delays_does_not_get_events_of_another_call() {
     let directory = directory();
@@ -187,11 +189,11 @@ async fn a_resume_that_a_layer_delays_does_not_get_events_of_another_call() {
     pass(SECOND).await;
     close_session(&a, &mcp).await;
     let mut other = mcp.call(2, "hold", json!({ "label": "b" })).await;
-    assert_eq!(within("a head", other.head()).await.status, 200);
+    assert_eq!(within("a response head", other.head()).await.status, 200);
     a.witness.started("b").await;
     other.event().await.unwrap();
     pass(9 * SECOND).await;
-    let status = within("a head", resumed.head()).await.status;
+    let status = within("a response head", resumed.head()).await.status;
     a.witness.release("b");
     let answer = tokio::time::timeout(3 * SECOND, resumed.answer()).await;
     let received = answer.ok().flatten().map(|answer| answer["id"].clone());
@@ -200,7 +202,7 @@ async fn a_resume_that_a_layer_delays_does_not_get_events_of_another_call() {
     assert_eq!(other.unwrap().unwrap()["id"], 2);
 }
 
-/// Adds a layer that delays each request with the header field `x-slow` by 1 s.
+/// Adds a layer that delays each request with an `x-slow` header by 1 s.
 fn with_slow_requests(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         if request.headers().contains_key("x-slow") {
@@ -210,7 +212,9 @@ fn with_slow_requests(app: Router) -> Router {
     }))
 }
 
-/// Opens a session on an instance with `with_slow_requests`. Returns the instance, its client, and one whose requests are delayed.
+/// Opens a session on an instance with `with_slow_requests`.
+///
+/// Returns the instance, its client, and one whose requests are delayed.
 async fn start_with_delays(directory: &Faulty) -> (Node, Mcp, Mcp) {
     let setup = Setup {
         inner_layers: with_slow_requests,
@@ -223,8 +227,8 @@ async fn start_with_delays(directory: &Faulty) -> (Node, Mcp, Mcp) {
     (node, mcp, slow)
 }
 
-/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp would restore the session for the
-/// call, although A has not claimed it. A peer that requests the session gets 421, and claims it.
+/// A layer on A delays a call for 1 s, and in the meantime A closes its session, as happens to idle ones. rmcp would restore the session
+/// for the call, although A has not claimed it. A peer that requests the session gets 421 and claims it.
 #[tokio::test]
 async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
     let directory = directory();
@@ -237,11 +241,11 @@ async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_insta
     pass(SECOND).await;
     assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
     assert!(b.has(&mcp));
-    let head = within("a head", call.head()).await.status;
+    let head = within("a response head", call.head()).await.status;
     assert_eq!((head, a.witness.starts("a")), (503, 0));
 }
 
-/// Meanwhile another request of the session waits for its body. It has not claimed the session yet, so it restores nothing for the call.
+/// Another request in the session is still waiting for its body. It has not claimed the session yet, so it restores nothing for the call.
 #[tokio::test]
 async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_request_is_about_to_claim()
  {
@@ -257,12 +261,12 @@ async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_requ
         yield_now().await;
     }
     pass(SECOND).await;
-    let head = within("a head", call.head()).await.status;
+    let head = within("a response head", call.head()).await.status;
     assert_eq!((head, a.witness.starts("a")), (503, 0));
 }
 
-/// A layer delays two requests. Meanwhile their session is closed, as an idle one is. rmcp has the second one wait for the first one, which
-/// restores nothing.
+/// A layer delays two requests, and in the meantime their session is closed, as happens to idle ones. rmcp makes the second wait for the
+/// first, which restores nothing.
 #[tokio::test]
 async fn both_requests_that_a_layer_delays_must_be_sent_again() {
     let directory = directory();
@@ -277,7 +281,7 @@ async fn both_requests_that_a_layer_delays_must_be_sent_again() {
     directory.set(Fault::SlowAt("load", 200 * MS));
     pass(SECOND).await;
     for request in [&mut first, &mut second, &mut resumed] {
-        let head = within("a head", request.head()).await;
+        let head = within("a response head", request.head()).await;
         assert_eq!(
             (head.status, head.header("retry-after").is_some()),
             (503, true)

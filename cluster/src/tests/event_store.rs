@@ -1,4 +1,4 @@
-//! A store of events that all instances share.
+//! An event store that all instances share.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::directory::faulty::Faulty;
 
-/// Events in memory, under ids that do not show their stream.
+/// Events in memory, under ids that do not reveal their stream.
 #[derive(Clone, Default)]
 struct MemoryStore(Arc<Mutex<BTreeMap<usize, (String, ServerSseMessage)>>>);
 
@@ -43,7 +43,7 @@ impl EventStore for MemoryStore {
         let events = self.0.lock().unwrap();
         let (stream, _) = events.get(&number).ok_or("no such event")?;
         let later = events.range(number + 1..).map(|(_, event)| event);
-        let later = later.filter(|(of, _)| of == stream);
+        let later = later.filter(|(its_stream, _)| its_stream == stream);
         let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
         Ok(Box::pin(futures_util::stream::iter(later)))
     }
@@ -60,9 +60,9 @@ async fn start(directory: &Faulty, store: &MemoryStore) -> Node {
     setup.start(directory).await
 }
 
-/// Returns the only message that a client receives when it resumes through another instance.
+/// Returns the only message that a client gets when it resumes through another instance.
 ///
-/// Its call has ended before that if `is_ended`, and the owner was killed if `is_killed`.
+/// By then its call has ended if `is_ended`, and the owner has been killed if `is_killed`.
 async fn resumed(is_ended: bool, is_killed: bool) -> Option<Value> {
     let (directory, store) = (directory(), MemoryStore::default());
     let mut a = start(&directory, &store).await;
@@ -89,7 +89,7 @@ async fn resumed(is_ended: bool, is_killed: bool) -> Option<Value> {
 
 #[tokio::test]
 async fn a_client_that_resumes_gets_what_the_store_or_the_directory_has() {
-    // As with one instance, the stored events of a running call end without its answer. The client then resumes again.
+    // As with a single instance, a running call's stored events end without its answer, so the client resumes again.
     assert_eq!(resumed(false, false).await, None);
     for is_killed in [false, true] {
         let answer = resumed(true, is_killed).await.unwrap();

@@ -1,4 +1,4 @@
-//! The owner of a session is dead or has relinquished the session. Exactly one instance claims it.
+//! A session's owner is dead or has relinquished it, and exactly one instance claims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,9 @@ use crate::{
     routing::{plan::Action, router::OWNER_RECHECK_INTERVAL},
 };
 
-/// Calls `echo`. The request id is the start of `text`, because concurrent calls of one session need different ids.
+/// Calls `echo`.
+///
+/// The request id is the start of `text`, because concurrent calls in one session need different ids.
 async fn echo(mcp: &Mcp, text: &str) -> Value {
     let mut call = mcp
         .call(
@@ -44,7 +46,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
     owner.expect("the directory does not have the session")
 }
 
-/// Until every instance has written its sessions, the record may be older than a claim that the directory has lost.
+/// Until every instance has written its sessions, the record might be older than a claim that the directory has lost.
 #[tokio::test]
 async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     let directory = directory();
@@ -78,7 +80,7 @@ async fn a_call_does_not_wait_for_an_owner_that_has_lost_its_session() {
     hanging.until_closed().await;
 }
 
-/// The backend has evicted the record, and the owner writes it again later.
+/// The backend has evicted the record, and the owner has yet to write it again.
 #[tokio::test]
 async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -90,10 +92,10 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
         pass(HEARTBEAT_INTERVAL).await;
     }
     hanging.answer("200 OK", owner.me, "an answer").await;
-    assert_eq!(within("a head", call.head()).await.status, 200);
+    assert_eq!(within("a response head", call.head()).await.status, 200);
 }
 
-/// A proxy between two instances answers in place of an owner that has the body of a call.
+/// A proxy between two instances answers in place of an owner that already has the call's body.
 #[tokio::test]
 async fn a_call_that_may_have_started_is_not_started_again() {
     let mut answered = Vec::new();
@@ -109,14 +111,14 @@ async fn a_call_that_may_have_started_is_not_started_again() {
         relayed
             .write("HTTP/1.1 503 Service Unavailable\r\nserver: envoy\r\ncontent-length: 0\r\n\r\n")
             .await;
-        let head = within("a head", call.head()).await;
+        let head = within("a response head", call.head()).await;
         run_other_tasks().await;
         answered.push((head.status, b.witness.starts("twice")));
     }
     assert_eq!(answered, [(502, 0), (502, 0)]);
 }
 
-/// The owner has not asked for the body. When the relay gives up the owner, another instance owns the session.
+/// The owner has not asked for the body. By the time the relay gives up on it, another instance owns the session.
 #[tokio::test]
 async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
     for round in 0..20 {
@@ -135,7 +137,7 @@ async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
     }
 }
 
-/// Several instances detect the end of the owner at the same time. Exactly one wins, and the others relay to it.
+/// Several instances detect the owner's death at the same time. Exactly one wins, and the others relay to it.
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     for round in 0..20 {
@@ -164,7 +166,7 @@ async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     }
 }
 
-/// A refused connection is no proof. A firewall may reject it, or only the owner's listener has ended.
+/// A refused connection proves nothing: a firewall may have rejected it, or only the owner's listener may have closed.
 #[tokio::test]
 async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_ends() {
     let directory = directory();
@@ -213,7 +215,8 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     assert!(b.has(&mcp));
 }
 
-/// Two instances share one advertised address, or one was restarted there. A 421 of the other incarnation does not count as the owner's.
+/// Two instances share an advertised address, or one has been restarted at it. A 421 from the other incarnation does not count as the
+/// owner's.
 #[tokio::test]
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -243,7 +246,7 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// A long body was in transit when the owner answered 421. The body cannot be sent again, but the session has moved by then.
+/// A long body was in transit when the owner answered 421. It cannot be sent again, but by the next attempt the session has moved.
 #[tokio::test]
 async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
     let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -254,7 +257,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
-/// An owner that has not asked for the body of a call has not started the call. The body is whole, so another instance can serve it.
+/// An owner that has not asked for a call's body has not started the call. The body is complete, so another instance can serve the call.
 #[tokio::test]
 async fn a_call_that_has_not_started_runs_on_another_instance() {
     for length in [10, 100_000] {
@@ -267,7 +270,7 @@ async fn a_call_that_has_not_started_runs_on_another_instance() {
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "relinquished, {length}");
 
-        // The connection ends as one that was not accepted before its listener closed.
+        // The connection ends like one that was not accepted before its listener closed.
         let mcp = owner.session(&b).await;
         owner.release_lease().await;
         let breaks = async { drop(owner.head().await) };
@@ -277,7 +280,7 @@ async fn a_call_that_has_not_started_runs_on_another_instance() {
     }
 }
 
-/// Two instances answer 421 to each other's requests, and both are owners in the directory. Requests must not circulate.
+/// Two instances answer each other's requests with 421, and each is the owner in the directory. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -295,7 +298,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
 async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
 
-    // The owner ends the connection before the head of an answer.
+    // The owner ends the connection before sending a response head.
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
     let (mut call, broken) = join(call, owner.request()).await;
     drop(broken);
@@ -324,14 +327,14 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
     assert_refused(&mut listening).await;
     silent.until_closed().await;
 
-    // The call still waits and receives its answer.
+    // The call is still waiting and receives its answer.
     unanswered.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 }
 
-/// Until its body was asked for, a call waits for 10 s like every other request. Then the lease decides.
+/// Until its body has been asked for, a call waits for 10 s like any other request. After that, the lease decides.
 #[tokio::test]
 async fn a_call_whose_body_was_not_requested_does_not_wait_for_a_hung_owner() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
@@ -358,7 +361,7 @@ async fn a_call_whose_body_was_not_requested_does_not_wait_for_a_hung_owner() {
     }
 }
 
-/// The owner does not ask for the body of a POST that has none. Such a POST may have started, so it is not sent to another instance.
+/// The owner does not ask for the body of a POST that has none, so the POST may have started and is not sent to another instance.
 #[tokio::test]
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();
@@ -378,7 +381,7 @@ async fn a_post_without_a_body_is_not_sent_again() {
         assert_eq!(call.head().await.status, 502);
         assert!(!b.has(&mcp));
     }
-    // Only the later requests of a session whose owner has ended are served here.
+    // Only later requests in a session whose owner has died are served by this instance.
     assert_eq!(directory.request_count("claim"), 2);
     let mut live = FakeOwner::new(&directory).await;
     let mcp = live.session(&b).await;
@@ -406,7 +409,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
     assert_eq!(listening.event().await, None);
     assert!(
         !listening.is_complete(),
-        "the client must not take the break for the end"
+        "the client must not mistake the break for the end"
     );
 }
 
@@ -438,7 +441,7 @@ async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     );
 }
 
-/// Between its claim and its restore a session is open on no instance. A peer that received 421 in this moment would claim it again.
+/// Between its claim and its restore a session is not open on any instance. A peer that got a 421 at that moment would claim it again.
 #[tokio::test]
 async fn a_session_that_is_being_reclaimed_is_local_for_peers() {
     let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;

@@ -1,4 +1,4 @@
-//! An owner whose behaviour a test controls.
+//! An owner whose behaviour is controlled by a test.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
-/// Reserves an address without a listener. No other test gets the address in the meantime.
+/// Reserves an address without listening on it, so that no other test can get it in the meantime.
 pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -23,7 +23,7 @@ pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     socket
 }
 
-/// The owner of sessions that are open on no instance.
+/// The owner of sessions that are not open on any instance.
 pub(super) struct FakeOwner {
     pub(super) me: Owner,
     directory: Faulty,
@@ -33,7 +33,7 @@ pub(super) struct FakeOwner {
     session_count: u32,
 }
 
-/// A request that the fake owner received.
+/// A request that the fake owner has received.
 pub(super) struct Relayed {
     pub(super) head: String,
     pub(super) body: Bytes,
@@ -43,7 +43,7 @@ pub(super) struct Relayed {
 // === impl FakeOwner ===
 
 impl FakeOwner {
-    /// Returns an owner that listens and has a lease.
+    /// Returns an owner that is listening and has a lease.
     pub(super) async fn new(directory: &Faulty) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let me = Owner {
@@ -61,7 +61,9 @@ impl FakeOwner {
         owner
     }
 
-    /// Starts an instance on a new directory. Returns this owner, and a client of one of its sessions at that instance.
+    /// Starts an instance on a new directory, and a fake owner with a session.
+    ///
+    /// Returns the session's client at that instance as well.
     pub(super) async fn with_session() -> (Faulty, Node, Self, Mcp) {
         let directory = directory();
         let [node] = Node::several(&directory).await;
@@ -70,7 +72,7 @@ impl FakeOwner {
         (directory, node, owner, mcp)
     }
 
-    /// Renews the lease, which declares that all sessions have been written.
+    /// Renews the lease, declaring that all sessions have been written.
     pub(super) async fn renew_lease(&self) {
         let run = self.directory.memory.leases().await.unwrap().run;
         let status = Status {
@@ -84,7 +86,7 @@ impl FakeOwner {
             .unwrap();
     }
 
-    /// Registers a new session of this owner. Returns a client of that session at `node`.
+    /// Registers a new session of this owner and returns its client at `node`.
     pub(super) async fn session(&mut self, node: &Node) -> Mcp {
         self.session_count += 1;
         let id = format!("session {} of {}", self.session_count, self.me);
@@ -110,7 +112,7 @@ impl FakeOwner {
         self.directory.memory.release_lease(self.me).await.unwrap();
     }
 
-    /// Stops listening, and reserves the address.
+    /// Stops listening, but keeps the address reserved.
     pub(super) fn close(&mut self) {
         self.listener = None;
         self.reserved = Some(reserve_address(self.me.address));
@@ -121,11 +123,11 @@ impl FakeOwner {
         within("a request", Relayed::read(self.head().await)).await
     }
 
-    /// Returns the head of the next request without asking for the body.
+    /// Returns the next request's head without asking for the body.
     pub(super) async fn head(&mut self) -> Relayed {
         let listener = self.listener.as_ref().unwrap();
         let (stream, _) = within("a relay", listener.accept()).await.unwrap();
-        within("a head", Relayed::read_head(stream)).await
+        within("a request head", Relayed::read_head(stream)).await
     }
 }
 
@@ -145,10 +147,10 @@ impl Relayed {
         Self { head, body, stream }
     }
 
-    /// Asks for the body if that is expected, and reads it.
+    /// Reads the body, after asking for it if the relay expects that.
     async fn read(mut self) -> Self {
         if self.head.contains("expect: 100-continue") {
-            assert_eq!(self.body, "", "the body was not asked for");
+            assert_eq!(self.body, "", "the body has not been asked for");
             self.write("HTTP/1.1 100 Continue\r\n\r\n").await;
         }
         let mut read = BytesMut::from(self.body);
@@ -165,12 +167,12 @@ impl Relayed {
         self
     }
 
-    /// Writes bytes as they are.
+    /// Writes these bytes unchanged.
     pub(super) async fn write(&mut self, bytes: &str) {
         self.stream.write_all(bytes.as_bytes()).await.unwrap();
     }
 
-    /// Answers as the incarnation of `me`.
+    /// Answers as `me`'s incarnation.
     pub(super) async fn answer(mut self, status: &str, me: Owner, body: &str) {
         let (incarnation, length) = (me.incarnation, body.len());
         self.write(&format!(
@@ -179,7 +181,7 @@ impl Relayed {
         .await;
     }
 
-    /// Answers as the incarnation of `me` that the session is not here.
+    /// Answers as `me`'s incarnation that it does not have the session.
     pub(super) async fn answer_moved(mut self, me: Owner) {
         let incarnation = me.incarnation;
         self.write(&format!(
@@ -188,12 +190,12 @@ impl Relayed {
         .await;
     }
 
-    /// Waits until the other end closes the connection. Asserts that it sends no further bytes.
+    /// Waits until the peer closes the connection, and asserts that it has sent nothing else.
     pub(super) async fn until_closed(mut self) {
         let mut rest = Vec::new();
         let end = self.stream.read_to_end(&mut rest);
         // A reset also ends the connection.
-        let _ended = within("the relay to disconnect", end).await;
+        let _ = within("the relay to disconnect", end).await;
         assert_eq!(rest, b"");
     }
 }

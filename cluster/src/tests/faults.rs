@@ -38,7 +38,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Two instances. `b` connects to no peer and accepts no peer connection, until `is_connected` is set.
+/// Two instances, of which `b` has no connections to peers until `is_connected` is set.
 struct PartitionedPair {
     a: Node,
     b: Node,
@@ -62,7 +62,7 @@ impl PartitionedPair {
     }
 }
 
-/// Starts a call whose body is still to be sent. Returns when the instance has the head.
+/// Starts a call without sending its body yet, and waits until the instance has the head.
 async fn send_head(node: &Node, mcp: &Mcp) -> Connection {
     let mut call = Connection::open(node.public.as_ref().unwrap().addr).await;
     let heads = node.received_heads.lock().unwrap().len();
@@ -74,14 +74,14 @@ async fn send_head(node: &Node, mcp: &Mcp) -> Connection {
     call
 }
 
-/// Sends the body of the call that `send_head` started.
+/// Sends the body of the call started by `send_head`.
 async fn send_body(call: &mut Connection, mcp: &Mcp) {
     let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
     call.chunk(message.to_string().as_bytes()).await;
     call.end_chunks().await;
 }
 
-/// Stops the heartbeat. Returns when the lease has expired and the other instances have detected that.
+/// Stops the heartbeat, and waits until the lease has expired and the others have noticed.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
@@ -100,11 +100,11 @@ async fn a_suspended_owner_starts_nothing_in_a_session_that_another_instance_own
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
-    // A request that waits at the former owner is relayed to the new one.
+    // A request that was waiting at the former owner is relayed to the new one.
     is_connected.store(true, Ordering::Relaxed);
     let call = mcp.call(2, "hold", json!({ "label": "late" }));
     let mut call = within("a call", call).await;
-    assert_eq!(within("a head", call.head()).await.status, 200);
+    assert_eq!(within("a response head", call.head()).await.status, 200);
     b.witness.started("late").await;
     assert_eq!(a.witness.starts("late"), 0);
     let heartbeat = resume_heartbeat(&a);
@@ -146,7 +146,7 @@ async fn an_owner_that_was_suspended_for_less_than_its_lease_stays_the_owner() {
     heartbeat.abort();
 }
 
-/// The directory does not answer for longer than a lease lasts.
+/// The directory is down for longer than a lease lasts.
 #[tokio::test]
 async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_required() {
     for requires_lease in [false, true] {
@@ -185,9 +185,9 @@ async fn a_session_that_was_ended_while_its_owner_was_suspended_stays_ended() {
     let _call = a.start_call(&mcp, 1, "ended").await;
     stall(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
-    // The session is open at the owner until the owner has written its sessions again.
+    // The session stays open at the owner until the owner has written its sessions again.
     let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
-    assert_eq!(within("a head", late.head()).await.status, 503);
+    assert_eq!(within("a response head", late.head()).await.status, 503);
 
     let heartbeat = resume_heartbeat(&a);
     pass(2 * HEARTBEAT_INTERVAL).await;
@@ -228,7 +228,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     heartbeat.abort();
 }
 
-/// The head of a call arrives before a stall, and its body after it.
+/// A call's head arrives before a stall, and its body after it.
 #[tokio::test]
 async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_owner_is_known() {
     let directory = directory();
@@ -241,14 +241,14 @@ async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_
     send_body(&mut call, &mcp).await;
     pass(SECOND).await;
     let heartbeat = resume_heartbeat(&a);
-    let head = within("a head", call.head()).await;
+    let head = within("a response head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
     // The client counts as turned away.
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
     heartbeat.abort();
 }
 
-/// The head of a call arrives before a stall, and its body after it. The directory does not answer after the stall.
+/// A call's head arrives before a stall, and its body after it. After the stall, the directory is down.
 #[tokio::test]
 async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_a_limited_time() {
     let directory = directory();
@@ -271,11 +271,11 @@ async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_
     heartbeat.abort();
 }
 
-/// The directory has lost a later claim. The new instance did not know the directory before that.
+/// The directory has lost a later claim that the new instance never knew of.
 #[tokio::test]
 async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() {
     let (directory, [mut a, b], mcp) = Node::with_session().await;
-    // While this call runs, the former owner does not exit.
+    // While this call is running, the former owner does not exit.
     let other = a.session().await;
     let _keeps = a.start_call(&other, 1, "keeps").await;
     let older = directory.memory.take_snapshot();
@@ -324,7 +324,7 @@ async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     }
 }
 
-/// The owner in the snapshot has lost its lease. The snapshot does not have the instance that claimed the session since then.
+/// The owner in the snapshot has lost its lease. The instance that has claimed the session since then is not in the snapshot.
 #[tokio::test]
 async fn a_directory_with_older_data_does_not_end_sessions_of_a_running_owner() {
     let directory = directory();
@@ -345,7 +345,7 @@ async fn a_directory_with_older_data_does_not_end_sessions_of_a_running_owner() 
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// The directory returns empty and takes no answers for longer than a lease lasts.
+/// The directory returns empty and accepts no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
     let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
@@ -371,7 +371,7 @@ async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
 
 /// `tracing_subscriber::fmt` panics like this if its stderr is closed.
 #[tokio::test]
-async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_sessions() {
+async fn a_panicking_log_stops_neither_the_heartbeats_nor_the_closing_of_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (lost, kept) = (a.session().await, a.session().await);
@@ -388,9 +388,11 @@ async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_session
     assert_eq!(echo(&kept, 1).await, 1);
     a.routing().sessions.relinquish_to_owner(hash(&lost), b.me);
     let closed = a.routing().sessions.relinquished.until_closed(hash(&lost));
-    within("the close", closed).await;
+    within("the session to close", closed).await;
     assert_eq!(
-        within("a head", a.initialize().await.head()).await.status,
+        within("a response head", a.initialize().await.head())
+            .await
+            .status,
         200
     );
 }

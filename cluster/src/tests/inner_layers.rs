@@ -1,4 +1,4 @@
-//! Layers of the application inside the cluster's layer: what they may delay, and what does not reach them.
+//! Application layers inside the cluster's layer: what they may delay, and what does not reach them.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ use super::{
     steps::{SECOND, directory, post_echo},
 };
 
-/// Reads each response completely before it passes the response on, for example to log or to sign it.
+/// Reads each response in full before passing it on, for example to log or sign it.
 fn hold_responses(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = next.run(request).await.into_parts();
@@ -29,7 +29,7 @@ fn hold_responses(app: Router) -> Router {
     }))
 }
 
-/// Makes a call of a session that runs for long. Returns the statuses of a second call and of a cancel.
+/// Makes a long-running call in a session, and returns the statuses of a second call and of a cancel.
 async fn statuses_beside_a_long_call(is_restored: bool) -> [u16; 2] {
     let directory = directory();
     let [mut a, b] = Setup::start_pair(&directory, hold_responses).await;
@@ -45,12 +45,13 @@ async fn statuses_beside_a_long_call(is_restored: bool) -> [u16; 2] {
     let _long = client.call(1, "hold", json!({ "label": "long" })).await;
     within("the call", b.witness.started("long")).await;
     let mut second = client.call(2, "echo", json!({ "text": "x" })).await;
-    let second = within("a head", second.head()).await.status;
-    let cancel = within("a head", client.cancel(1)).await;
+    let second = within("a response head", second.head()).await.status;
+    let cancel = within("a response head", client.cancel(1)).await;
     [second, cancel]
 }
 
-/// The first request after the death of an instance restores its session and is a long call. The other requests do not wait for its head.
+/// The first request after an instance's death restores its session and is a long call. Other requests do not have to wait for its response
+/// head.
 #[tokio::test]
 async fn a_long_call_that_restores_its_session_does_not_delay_other_requests() {
     for is_restored in [false, true] {
@@ -59,7 +60,7 @@ async fn a_long_call_that_restores_its_session_does_not_delay_other_requests() {
     }
 }
 
-/// The restore has ended, and the response to its call has no head yet. A shutdown waits for the call.
+/// The restore has ended, but the response to its call has no head yet. A shutdown waits for the call.
 #[tokio::test]
 async fn a_long_call_that_has_restored_its_session_is_in_flight_for_a_shutdown() {
     let directory = directory();
@@ -80,7 +81,7 @@ async fn a_long_call_that_has_restored_its_session_is_in_flight_for_a_shutdown()
     assert_eq!(within("the shutdown", shutdown).await.unwrap(), 0);
 }
 
-/// Removes a secret from the events of all responses.
+/// Removes a secret from the events in all responses.
 fn redact_events(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = next.run(request).await.into_parts();
@@ -91,7 +92,7 @@ fn redact_events(app: Router) -> Router {
     }))
 }
 
-/// README, "Limits": a kept answer does not pass through the application's layers. A live owner sends the answer through them.
+/// README, "Limits": a kept answer is not passed through the application's layers, unlike one sent by a live owner.
 #[tokio::test]
 async fn a_kept_answer_does_not_pass_through_inner_layers() {
     for is_kept in [false, true] {
@@ -119,7 +120,7 @@ async fn a_kept_answer_does_not_pass_through_inner_layers() {
 #[derive(Clone)]
 struct Certificate;
 
-/// Refuses the requests of a session whose client has no certificate.
+/// Refuses requests in a session whose client has no certificate.
 fn require_certificate(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let info: Option<&ConnectInfo<Certificate>> = request.extensions().get();
@@ -130,9 +131,9 @@ fn require_certificate(app: Router) -> Router {
     }))
 }
 
-/// README, "Limits": of what the acceptor knows of a client, only the address reaches the owner through another instance.
+/// README, "Limits": of all that the acceptor knows about a client, only the address reaches the owner through another instance.
 #[tokio::test]
-async fn a_certificate_of_a_client_does_not_reach_the_owner_through_another_instance() {
+async fn a_client_certificate_does_not_reach_the_owner_through_another_instance() {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, require_certificate).await;
     let mut opened = a.initialize().await;

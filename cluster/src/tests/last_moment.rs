@@ -1,4 +1,4 @@
-//! Clients that resume in the last moment of the grace, and instances that end soon after they turned one away.
+//! Clients that resume at the last moment of the grace, and instances that exit after turning one away.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -22,7 +22,9 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Starts an owner, and an instance with its own link to the directory. That instance reaches the owner if `can_reach_owner`.
+/// Starts an owner, and an instance with its own link to the directory.
+///
+/// That instance can reach the owner if `can_reach_owner`.
 async fn start_pair(can_reach_owner: bool) -> (Faulty, [Node; 2]) {
     let memory = MemoryDirectory::default();
     let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -38,7 +40,7 @@ async fn start_pair(can_reach_owner: bool) -> (Faulty, [Node; 2]) {
     (link_b, nodes)
 }
 
-/// The client of a call of A gets 503 from B in the last 100 ms of the grace. Returns after the grace.
+/// Has B answer a client of A with 503 in the last 100 ms of its grace. Returns after the grace.
 async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
     let mcp = a.session().await;
     pass(phase * 100 * MS).await;
@@ -50,8 +52,9 @@ async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
     pass(6 * SECOND).await;
 }
 
-/// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile each `command` takes `delay` at the
-/// directory. Asserts that the call runs on.
+/// Asserts that a call survives if its client gets 503 in the last 100 ms of the grace.
+///
+/// This is tried at up to 20 phases between two heartbeats, with each `command` taking the directory `delay`.
 async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
     for phase in phases() {
         let (link_b, [a, b]) = start_pair(false).await;
@@ -62,13 +65,13 @@ async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
     }
 }
 
-/// A heartbeat that arrives after the grace may have been sent before the grace ended.
+/// A heartbeat that arrives after the grace may have been sent before it ended.
 #[tokio::test]
 async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
     assert_turned_away_in_time("heartbeat", 400 * MS).await;
 }
 
-/// The heartbeats of the instance arrive after its own timeout for them.
+/// The instance's heartbeats arrive after its own timeout for them.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_late_keeps_its_call()
 {
@@ -99,7 +102,7 @@ async fn a_client_that_resumed_in_time_and_was_looked_up_after_its_grace_keeps_i
     assert_turned_away_in_time("look_up", 450 * MS).await;
 }
 
-/// The connection to the owner is established, but no byte arrives on it.
+/// The connection to the owner is established, but carries no response.
 #[tokio::test]
 async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() {
     for phase in 0..40 {

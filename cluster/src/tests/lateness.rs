@@ -33,7 +33,7 @@ use crate::{
     relay::wire::Secret,
 };
 
-/// Counts the heartbeats of an instance. On request, the process stalls before it reads the reply to one of them.
+/// Counts an instance's heartbeats. On request, it stalls the process before the reply to one is read.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -73,14 +73,16 @@ impl Gate for StallsAtReply {
 
 #[derive(Debug, Clone, Copy)]
 enum Stall {
-    /// Starts 30 ms after a heartbeat was answered.
+    /// Starts 30 ms after a heartbeat has been answered.
     After(Duration),
-    /// Starts after the directory has executed the heartbeat, before the instance reads the reply.
+    /// Starts after the directory has executed the heartbeat, but before the instance reads the reply.
     AtReply(Duration),
 }
 
-/// B has its own thread, which stalls for a while. Its lookups take 400 ms. The client connects to B in the meantime, within its
-/// grace. Then the client resumes at A. No clock is paused.
+/// Has a client resume at B while B stalls, and then at A.
+///
+/// B runs on its own thread, which stalls for a while, and its lookups take 400 ms. The client connects to B during the stall, within its
+/// grace. No clock is paused.
 ///
 /// Returns the status that B answers, whether the call is running then and after the resume at A, and the status that A answers.
 async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2], u16) {
@@ -90,7 +92,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
     let a = Setup::with_grace().start(&link_a).await;
     let (start_sender, started) = tokio::sync::oneshot::channel();
     let (stall_sender, mut stalls) = tokio::sync::mpsc::unbounded_channel::<Stall>();
-    let of_thread = gate.clone();
+    let thread_gate = gate.clone();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -107,9 +109,9 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
                 .unwrap();
             while let Some(stall) = stalls.recv().await {
                 match stall {
-                    Stall::AtReply(time) => *of_thread.1.lock().unwrap() = Some(time),
+                    Stall::AtReply(time) => *thread_gate.1.lock().unwrap() = Some(time),
                     Stall::After(time) => {
-                        of_thread.next_heartbeat().await;
+                        thread_gate.next_heartbeat().await;
                         sleep(30 * MS).await;
                         std::thread::sleep(time);
                     }
@@ -124,7 +126,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
     sleep(600 * MS).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     let detached = Instant::now();
-    // The grace ends 600 ms after the third heartbeat from here.
+    // The grace ends 600 ms after the third heartbeat from now.
     gate.next_heartbeat().await;
     gate.next_heartbeat().await;
     stall_sender.send(stall).unwrap();
@@ -134,7 +136,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
     let mut resumed = at_b.resume(&last_event_id).await;
     assert!(
         detached.elapsed() < GRACE - 100 * MS,
-        "control: in its grace"
+        "control: still within its grace"
     );
     let head = tokio::time::timeout(6 * SECOND, resumed.head())
         .await
@@ -143,7 +145,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
         assert_eq!(head.header("retry-after"), Some("1"));
     }
     let leases = link_a.memory.leases().await.unwrap();
-    assert!(leases.get(incarnation).is_some(), "B has its lease");
+    assert!(leases.get(incarnation).is_some(), "B still has its lease");
     sleep(SECOND).await;
     let was_running = a.witness.is_running("a");
     let mut resumed_at_a = mcp.resume(&last_event_id).await;
@@ -154,8 +156,8 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
     (head.status, [was_running, is_running], status)
 }
 
-/// With a stall of 3.5 s, B first sends a heartbeat when it runs again, and then reads the request, which it turns away. That heartbeat
-/// was sent more than 2.15 s after the grace.
+/// With a stall of 3.5 s, B sends a heartbeat as soon as it runs again, and only then reads the request, which it turns away. That
+/// heartbeat is sent more than 2.15 s after the grace.
 #[tokio::test]
 async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
     let stalls = [
@@ -165,7 +167,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
         // The second heartbeat is 230 ms late.
         ("a little late", Stall::After(2_200 * MS), false),
         ("waiting for a reply", Stall::AtReply(3_500 * MS), false),
-        // The call must still run when the resume reaches A.
+        // The call must still be running when the resume reaches A.
         ("B reaches A", Stall::After(2_200 * MS), true),
     ];
     let seen = join_all(stalls.map(async |(name, stall, is_reached)| {
@@ -178,8 +180,8 @@ async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
     }
 }
 
-/// The directory restarts empty. D cannot reach it for at most 5.9 s, less than its lease, and then writes its session again. A client asks
-/// C before that, and gets 503. The client retries when C has settled, after D has written its session.
+/// The directory restarts empty. D cannot reach it for at most 5.9 s, which is less than its lease, and then writes its session again.
+/// Before that, a client asks C and gets 503. It retries once C has settled, by which time D has written its session.
 #[tokio::test]
 async fn a_rewritten_session_is_not_reported_missing_because_of_an_older_lookup() {
     let (memory, [link_c, link_d], [c, d]) = Node::two_on_links().await;
@@ -233,7 +235,7 @@ async fn a_rewritten_session_is_not_reported_missing_because_of_an_older_lookup(
     );
 }
 
-/// Delays the execution of the next heartbeat and refuses `register` while set.
+/// Delays the next heartbeat's execution, and refuses `register` while set.
 #[derive(Debug, Clone, Default)]
 struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
 
@@ -261,8 +263,9 @@ impl Gate for OldConnection {
     }
 }
 
-/// The directory loses its data (FLUSHALL). An earlier heartbeat of D arrives after the next one, on an older connection. Its status, in
-/// which all sessions have been written, must not replace the newer one, because D has not written its session again.
+/// The directory loses its data (FLUSHALL). One of D's earlier heartbeats, sent on an older connection, arrives after the next one. Its
+/// status, according to which all sessions have been written, must not replace the newer status, because D has not written its session
+/// again yet.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!statuses_after_loss(false).await.contains(&404), "control");
@@ -270,7 +273,7 @@ async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!results.contains(&404), "{results:?}");
 }
 
-/// Returns the statuses that a client of the lost session receives within 2.8 s of the loss.
+/// Returns the statuses that a client of the lost session gets within 2.8 s of the loss.
 async fn statuses_after_loss(is_overtaken: bool) -> Vec<u16> {
     let memory = MemoryDirectory::default();
     let link_c = Faulty::new(memory.clone());
@@ -287,7 +290,7 @@ async fn statuses_after_loss(is_overtaken: bool) -> Vec<u16> {
     while gate.1.load(SeqCst) == before {
         pass(10 * MS).await;
     }
-    // The heartbeat is in transit. The directory loses all data.
+    // The heartbeat is in transit when the directory loses all data.
     memory.flush();
     gate.0.lock().unwrap().1 = true;
     pass(300 * MS).await;
@@ -303,8 +306,8 @@ async fn statuses_after_loss(is_overtaken: bool) -> Vec<u16> {
     results
 }
 
-/// The directory's clock is stepped forward by 3.5 s, or the owner's machine was suspended for 3.5 s. Then the owner cannot reach
-/// the directory for 2.7 s, less than half of its lease.
+/// The directory's clock is stepped forward by 3.5 s, or the owner's machine has been suspended for as long. After that, the owner cannot
+/// reach the directory for 2.7 s, less than half of its lease.
 #[tokio::test]
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clock() {
     for has_stepped in [false, true] {
@@ -333,9 +336,8 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clo
     }
 }
 
-/// The owner's machine receives nothing from B's machine. B's machine receives everything from the owner's. The owner gives the connection
-/// up after 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
-///
+/// Packets from B's machine no longer reach the owner's, but the owner's still reach B's. After 90 s the owner gives up on the connection,
+/// because B's acknowledgements are lost. Until then B keeps receiving the owner's packets. The client is connected to B.
 /// Run in a separate network namespace:
 /// unshare -n sh -c 'ip link set lo up; exec $TEST a_call_whose_client_is_connected --ignored --nocapture'
 #[tokio::test]
@@ -349,7 +351,7 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
             for event in 0..100 {
                 sleep(5 * SECOND).await;
                 let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
-                let _sent = peer.notify_progress(progress).await;
+                let _ = peer.notify_progress(progress).await;
             }
         });
     };
@@ -399,11 +401,11 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     rule("-D");
     assert!(
         cancelled_at.is_none() || broke_at.is_some_and(|at| at < cancelled_at.unwrap()),
-        "cancelled at {cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
+        "cancelled at {cancelled_at:?}, its client was connected until {broke_at:?}, with events at {events:?} s"
     );
 }
 
-/// A link on which each request takes effect at once, and its reply takes this long.
+/// A link on which each request takes effect at once, but its reply takes this long.
 #[derive(Debug, Clone)]
 struct SlowReplies(Duration);
 
@@ -462,10 +464,13 @@ async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
     );
 }
 
-/// B loses its connection to the directory 2 s before the grace ends. 1 s later, while B has its lease, B turns the client away. B
-/// keeps running and cannot report the client. The client retries after `pause`.
+/// Has B turn a client away shortly after B has lost its connection to the directory.
 ///
-/// Returns the status of the first attempt, whether B had its lease then, whether the call is running, and the status of the retry.
+/// B loses the connection 2 s before the grace ends. 1 s later, while it still has its lease, it turns the client away. B keeps running,
+/// but cannot report the client, which retries after `pause`.
+///
+/// Returns the status of the first attempt, whether B had its lease at that point, whether the call is still running, and the status of the
+/// retry.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
     let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -515,9 +520,10 @@ async fn a_client_that_was_turned_away_by_an_instance_with_a_lease_keeps_its_cal
     }
 }
 
-/// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive
-/// together, and take 20 ms each. With one permit the second of them waits for 20 ms. No instance answers 503.
 /// Returns whether a health check failed, and whether the call was cancelled.
+///
+/// B has a concurrency limit inside the cluster's layer. Every second two `GET /health` requests, which belong to no session, arrive
+/// together and take 20 ms each. With a single permit the second one waits for 20 ms. No instance answers 503.
 async fn outcome_beside_health_checks(permits: usize) -> (bool, bool) {
     use tower_layer::Layer as _;
     use tower_service::Service as _;
@@ -566,10 +572,12 @@ async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
     );
 }
 
-/// A heartbeat of A is answered at 0 s. The next one is refused if `is_refused`. Then A is suspended until `resumes_at`. B claims the
-/// session at 6.2 s, when A's lease is over. A call that waited at A is read when A resumes.
+/// Makes a call to A after a stall in which B has claimed its session.
 ///
-/// Returns the status of the claiming request, the number of handlers of the call that started at A, and whether B has the session.
+/// A heartbeat from A is answered at 0 s, and the next one is refused if `is_refused`. A is then suspended until `resumes_at`. B claims the
+/// session at 6.2 s, when A's lease has lapsed. A call that has been waiting at A is read when A resumes.
+///
+/// Returns the status of the claiming request, how often the call's handler was started at A, and whether B has the session.
 async fn started_after_a_stall(is_refused: bool, resumes_at: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();
     let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -585,7 +593,7 @@ async fn started_after_a_stall(is_refused: bool, resumes_at: Duration) -> (u16, 
         link_a.set(Fault::Fails);
         until_heartbeat(&link_a).await;
     }
-    // The stall.
+    // Begins the stall.
     a.cluster.stop_heartbeat();
     link_a.set(Fault::None);
     while started.elapsed() < 6_200 * MS {
@@ -595,7 +603,7 @@ async fn started_after_a_stall(is_refused: bool, resumes_at: Duration) -> (u16, 
     while started.elapsed() < resumes_at {
         pass(50 * MS).await;
     }
-    // A runs again. Its first heartbeat takes 200 ms.
+    // A runs again, and its first heartbeat takes 200 ms.
     link_a.set(Fault::SlowAt("heartbeat", 200 * MS));
     let heartbeat = tokio::spawn(a.routing().heartbeat.clone().run());
     let _call = mcp.call(2, "hold", json!({ "label": "late" })).await;
@@ -620,8 +628,10 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     );
 }
 
-/// If `commits`, the layer sends the heads of silent calls after 1 s. A layer inside it takes 3 s to check a call's client. Meanwhile the
-/// instance starts to shut down, with a limit of 30 s. Returns the answer that the client receives within some seconds, as text.
+/// Returns, as text, what a client receives when its call overlaps with a shutdown.
+///
+/// If `commits`, the layer sends the response heads of silent calls after 1 s. A layer inside it takes 3 s to check the call's client. In
+/// the meantime the instance starts to shut down, with a limit of 30 s. The client has a few seconds to receive the answer.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Log lines of the test's thread.
+//! Log lines written on a test's thread.
 
 use std::{
     io::{self, Write},
@@ -14,8 +14,10 @@ pub(crate) struct Warnings {
     _subscribed: DefaultGuard,
 }
 
-/// A second subscriber, which takes no lines and exists as long as the process. With a single subscriber, `tracing` asks the thread
-/// that first reaches a line whether the line is wanted. Another test may reach it first, on a thread without a subscriber.
+/// A second subscriber, which takes no lines and lives as long as the process.
+///
+/// With a single subscriber, `tracing` asks only the thread that first reaches a line whether the line is wanted, which might be another
+/// test's, without a subscriber.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
@@ -25,7 +27,7 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 // === impl Warnings ===
 
 impl Warnings {
-    /// Collects the warnings of this thread. Needs a current-thread runtime.
+    /// Collects this thread's warnings. Needs a current-thread runtime.
     pub(crate) fn watch() -> Self {
         LazyLock::force(&SECOND_SUBSCRIBER);
         let written = Written::default();

@@ -1,4 +1,4 @@
-//! Thousands of calls whose clients disconnect in the same second, and do not resume.
+//! Thousands of calls whose clients disconnect within the same second and do not resume.
 
 use std::{
     sync::{
@@ -26,18 +26,17 @@ use crate::{
     routing::router::Router,
 };
 
-/// Number of calls: 20,000.
 const CALLS: u32 = 20_000;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The time that the library gives a confirmation: 10 s.
+/// How long the library waits for a confirmation.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum delay of a cancel after its grace, as the README has it, and a second for the library's rechecks.
+/// How late a cancel may be: the delay that the README promises, plus a second for the library's rechecks.
 const MAX_DELAY: Duration = Duration::from_secs(6);
 
-/// A directory that executes one request after another, 40 in a millisecond, as a Redis does.
+/// A directory that executes requests one at a time, 40 per millisecond, as Redis does.
 #[derive(Debug, Clone, Default)]
 struct Sequential(Arc<Mutex<u32>>);
 
@@ -55,7 +54,9 @@ impl Gate for Sequential {
     }
 }
 
-/// Requests confirmations of an orphan as the library does. Returns how long after its grace ended the call is cancelled.
+/// Requests confirmations for an orphan as the library does.
+///
+/// Returns how long after the end of its grace the call is cancelled.
 async fn delay_of_cancel(router: &Router, session: SessionHash) -> Duration {
     let disconnected = Instant::now();
     sleep(GRACE).await;
@@ -91,8 +92,8 @@ async fn thousands_of_orphans_of_one_second_are_cancelled_in_time_without_delayi
         observed.store(false, SeqCst);
     });
     let calls = (0..CALLS).map(|index| {
-        let of = index as usize % 2;
-        let (cluster, session) = (nodes[of].cluster.clone(), hash(&sessions[of]));
+        let node = index as usize % 2;
+        let (cluster, session) = (nodes[node].cluster.clone(), hash(&sessions[node]));
         tokio::spawn(async move {
             sleep(SECOND * index / CALLS).await;
             delay_of_cancel(cluster.router(), session).await

@@ -1,4 +1,4 @@
-//! Instances over real sockets, all in one process and on one directory in memory.
+//! Instances over real sockets, all in one process and sharing one in-memory directory.
 
 #![allow(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! An instance with a server of rmcp, set up as an application would do it.
+//! An instance that runs an rmcp server, set up the way an application would do it.
 
 use std::{
     convert::Infallible,
@@ -34,7 +34,7 @@ use crate::{
 
 pub(super) const SECRET: &str = "the secret of all tests";
 
-/// An instance. Once this is dropped, the instance accepts no more connections at its public listener.
+/// An instance. Once dropped, it accepts no more connections at its public listener.
 pub(super) struct Node {
     pub(super) me: Owner,
     pub(super) cluster: Cluster,
@@ -42,7 +42,7 @@ pub(super) struct Node {
     pub(super) calls: Calls,
     pub(super) public: Option<Served>,
     pub(super) peers: JoinHandle<()>,
-    /// The heads of all requests that the application received.
+    /// The heads of all requests that the application has received.
     pub(super) received_heads: Arc<Mutex<Vec<http::HeaderMap>>>,
     /// The application that the instance serves.
     pub(super) app: Router,
@@ -54,7 +54,7 @@ pub(super) struct Node {
 /// The grace of [`Setup::with_grace`].
 pub(super) const GRACE: Duration = Duration::from_secs(6);
 
-/// How an instance is set up.
+/// An instance's set-up.
 pub(super) struct Setup {
     pub(super) manager: CancellableSessionManager<LocalSessionManager>,
     pub(super) layer: CancelOnDisconnectLayer,
@@ -91,7 +91,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns the set-up of an instance whose calls continue for [`GRACE`] after their client disconnected.
+    /// Returns a set-up whose calls continue for [`GRACE`] after their client has disconnected.
     pub(super) fn with_grace() -> Self {
         Self {
             grace: Grace::After(GRACE),
@@ -99,7 +99,7 @@ impl Setup {
         }
     }
 
-    /// Returns the set-up of an instance that reaches no other one.
+    /// Returns the set-up of an instance that cannot reach any other.
     pub(super) fn without_peers() -> Self {
         Self {
             filter: PeersFilter::new(|_| false),
@@ -107,7 +107,7 @@ impl Setup {
         }
     }
 
-    /// Returns the set-up of an instance that serves nothing new while its lease may have lapsed.
+    /// Returns the set-up of an instance that takes on nothing new while its lease may have lapsed.
     pub(super) fn requiring_lease() -> Self {
         Self {
             options: Options {
@@ -118,7 +118,7 @@ impl Setup {
         }
     }
 
-    /// Starts two instances whose application has these inner layers. Returns when both are settled.
+    /// Starts two instances with these inner layers, and waits until both are settled.
     pub(super) async fn start_pair(
         directory: &Faulty,
         inner_layers: fn(Router) -> Router,
@@ -154,7 +154,7 @@ impl Setup {
             tools = tools.on_start(on_start);
         }
         let sessions = Arc::new(cluster.sessions(self.manager));
-        // rmcp's keep-alive uses the system's clock. Where tokio's clock is ahead of it, each comment is due at once.
+        // rmcp's keep-alive uses the system clock. Where tokio's clock is ahead of that, every comment is due at once.
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
         if self.has_session_store {
             config.session_store = Some(Arc::new(cluster.clone()));
@@ -195,7 +195,7 @@ impl Node {
         Setup::default().start(directory).await
     }
 
-    /// Starts `N` instances. Returns when the directory has been consistent for each of them for `SETTLE_PERIOD`.
+    /// Starts `N` instances and waits until each has found the directory consistent for `SETTLE_PERIOD`.
     pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
         let mut nodes = Vec::new();
         for _ in 0..N {
@@ -207,7 +207,7 @@ impl Node {
         nodes.try_into().ok().unwrap()
     }
 
-    /// Starts `N` instances on a new directory. Returns the client of a session of the first one, too.
+    /// Starts `N` instances on a new directory, and opens a session on the first one.
     pub(super) async fn with_session<const N: usize>() -> (Faulty, [Self; N], Mcp) {
         let directory = directory();
         let nodes = Self::several(&directory).await;
@@ -215,7 +215,7 @@ impl Node {
         (directory, nodes, mcp)
     }
 
-    /// Starts two instances on one directory, each over a separate link. Returns when both are settled.
+    /// Starts two instances on one directory, each over its own link, and waits until both are settled.
     pub(super) async fn two_on_links() -> (MemoryDirectory, [Faulty; 2], [Self; 2]) {
         let memory = MemoryDirectory::default();
         let links = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -226,7 +226,7 @@ impl Node {
         (memory, links, nodes)
     }
 
-    /// Opens a session at this instance and returns its client.
+    /// Opens a session on this instance and returns its client.
     pub(super) async fn session(&self) -> Mcp {
         Mcp::session(self.addr, PATH).await
     }
@@ -242,7 +242,7 @@ impl Node {
         client.request(0, "initialize", params).await
     }
 
-    /// Returns a client of this instance that uses the session of `other`.
+    /// Returns a client of this instance that uses `other`'s session.
     pub(super) fn client_of(&self, other: &Mcp) -> Mcp {
         self.client(other.session_id().unwrap())
     }
@@ -255,14 +255,14 @@ impl Node {
         self.cluster.router()
     }
 
-    /// Returns `true` if the session of a client is local, and its gate is open.
+    /// Returns `true` if a client's session is local and its gate is open.
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
         self.routing()
             .sessions
             .has_open_gate(mcp.session_id().unwrap())
     }
 
-    /// Starts a call, which this instance serves, and reads the head of its stream.
+    /// Starts a call that this instance serves, and reads its response head.
     pub(super) async fn start_call(
         &self,
         mcp: &Mcp,
@@ -275,7 +275,7 @@ impl Node {
         call
     }
 
-    /// Asserts that the application has received no header that instances send to one another.
+    /// Asserts that the application has received none of the headers that instances send to one another.
     pub(super) fn assert_received_no_cluster_header(&self) {
         for request in self.received_heads.lock().unwrap().iter() {
             let mut names = request.keys();
@@ -286,21 +286,21 @@ impl Node {
         }
     }
 
-    /// Returns when no call of this instance is in flight.
+    /// Waits until this instance has no calls in flight.
     pub(super) async fn until_calls_end(&self) {
         while !self.calls.is_empty() {
             yield_now().await;
         }
     }
 
-    /// Returns when any call of this instance is detached.
+    /// Waits until one of this instance's calls is detached.
     pub(super) async fn until_detached(&self) {
         while self.calls.detached() == 0 {
             yield_now().await;
         }
     }
 
-    /// Returns when the directory stores the answer to a call of this instance.
+    /// Waits until the directory has the answer to one of this instance's calls.
     pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, last_event_id: &str) {
         let (session, incarnation) = (hash(mcp), self.me.incarnation);
         while directory
@@ -314,7 +314,7 @@ impl Node {
         }
     }
 
-    /// Makes a call whose client disconnects. Returns the id of the last event that the client received.
+    /// Makes a call whose client disconnects, and returns the id of the last event it received.
     pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
         let before = self.calls.detached();
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
@@ -328,7 +328,7 @@ impl Node {
         event.id.unwrap()
     }
 
-    /// Returns when the directory has been consistent for this instance for `SETTLE_PERIOD`.
+    /// Waits until this instance has found the directory consistent for `SETTLE_PERIOD`.
     pub(super) async fn until_settled(&self) {
         let heartbeat = &self.routing().heartbeat;
         let is_settled = || {
@@ -345,13 +345,15 @@ impl Node {
         resume();
     }
 
-    /// Kills the process and returns when its lease has expired.
+    /// Kills the process and waits until its lease has expired.
     pub(super) async fn kill_and_expire(&mut self) {
         self.kill().await;
         pass(LEASE_TTL).await;
     }
 
-    /// Closes the listeners and cuts the connections, as if the process were killed. The lease remains until it lapses.
+    /// Closes the listeners and cuts the connections, as if the process were killed.
+    ///
+    /// The lease remains until it lapses.
     pub(super) async fn kill(&mut self) {
         self.cluster.stop_heartbeat();
         drop(self.public.take());
@@ -365,7 +367,7 @@ pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
 }
 
-/// Advances the clock in steps, and lets the instances run after each step.
+/// Advances the clock in steps, letting the instances run after each.
 pub(super) async fn pass(time: Duration) {
     const STEP: Duration = Duration::from_millis(50);
     pause();
@@ -389,7 +391,7 @@ pub(super) fn call_number(event_id: &str) -> CallNumber {
         .number
 }
 
-/// Sends a request through the cluster's layer into an application, without a connection.
+/// Sends a request through the cluster's layer into an application, without using a connection.
 pub(super) async fn call_app(
     node: &Node,
     app: Router,

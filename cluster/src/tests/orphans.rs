@@ -1,4 +1,4 @@
-//! Calls whose clients disconnected. Tests when they are cancelled, and where their answers are stored.
+//! Calls whose clients have disconnected: when they are cancelled, and where their answers are stored.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// How late a due cancel may be: 150 ms.
+/// How late a due cancel may be.
 ///
-/// The library rechecks a call 100 ms after it found the grace expired late. The rest is a margin.
+/// The library rechecks a call 100 ms after finding that its grace has expired, and the rest is a margin.
 const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
 async fn start_with_grace(directory: &Faulty) -> Node {
@@ -62,7 +62,7 @@ async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
 
     directory.set(Fault::None);
 
-    // The call waits for its whole grace again, from when the directory is consistent.
+    // The call waits out its whole grace again, starting when the directory is consistent.
     pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
     pass(GRACE + SETTLE_PERIOD).await;
@@ -136,10 +136,10 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
 #[tokio::test]
 async fn only_answers_without_a_client_are_stored() {
     let (directory, [a], mcp) = Node::with_session().await;
-    // A call whose client is connected.
+    // A call whose client stays connected.
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
-    // A call whose client resumed in time.
+    // A call whose client resumes in time.
     let last_event_id = a.detach(&mcp, 1, "a").await;
     let mut resumed: Connection = mcp.resume(&last_event_id).await;
     resumed.head().await;
@@ -148,11 +148,11 @@ async fn only_answers_without_a_client_are_stored() {
     }
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    // Finally a call whose client disconnected. An answer to an earlier call would already be in the directory.
+    // Lastly, a call whose client stays away. By now the directory would already have any answer to an earlier call.
     let last_event_id = a.detach(&mcp, 1, "b").await;
     assert!(
         last_event_id.ends_with("~1"),
-        "the request id is reused: {last_event_id}"
+        "the request id has been reused: {last_event_id}"
     );
     a.witness.release("b");
     a.until_stored(&directory, &mcp, &last_event_id).await;

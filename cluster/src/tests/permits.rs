@@ -1,4 +1,4 @@
-//! A concurrency limit inside the cluster's layer. Requests that wait or are relayed hold no permit of that limit.
+//! A concurrency limit inside the cluster's layer. Requests that are waiting or being relayed hold none of its permits.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, and the response future holds the permit.
+/// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, which the response future then holds.
 pub(super) struct ConcurrencyLimit<S> {
     inner: S,
     semaphore: Arc<Semaphore>,
@@ -141,7 +141,7 @@ impl LimitedInstance {
         Mcp::stateless(self.public.addr, PATH).in_session(session)
     }
 
-    /// Starts a request that never ends, with a permit.
+    /// Starts a request that holds a permit and never ends.
     async fn begin_report(&self) {
         let mut app = self.app.clone();
         poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
@@ -150,9 +150,10 @@ impl LimitedInstance {
     }
 }
 
-/// Starts an instance with a session, and one with `permits` permits. The latter relays a call of that session. Returns both, and a client
-/// of the session at each.
-async fn relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
+/// Starts an instance with a session, and one with `permits` permits that relays calls in that session.
+///
+/// Returns both instances, and one of the session's clients at each.
+async fn start_relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
     let directory = directory();
     let a = Setup::with_grace().start(&directory).await;
     let b = LimitedInstance::start(&directory, permits).await;
@@ -167,12 +168,14 @@ fn report() -> Request {
     Request::get("/report").body(Body::empty()).unwrap()
 }
 
-/// The client of a call resumes through B, while B relays another call. That call waits for the owner to transfer its session. If the
-/// waiting call had a permit of B, the resume would not be relayed.
+/// Resumes a call through B, while B is relaying another call.
 ///
-/// Returns whether the call still runs, and whether the head of the resume's response has arrived.
+/// The other call is waiting for the owner to transfer its session. If it held one of B's permits in the meantime, the resume would not be
+/// relayed.
+///
+/// Returns whether the call is still running, and whether the resume's response head has arrived.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
-    let (a, b, mcp, at_b) = relaying(permits).await;
+    let (a, b, mcp, at_b) = start_relaying(permits).await;
     let last_event_id = a.detach(&mcp, 1, "long").await;
     let _shutdown = a.routing().shutdown.begin();
     // Waits on A until the first call is over.
@@ -198,7 +201,7 @@ async fn a_call_whose_client_has_resumed_is_not_cancelled_because_relays_have_th
     assert!(is_running_although_resumed(1).await.0);
 }
 
-/// A shuts down. Calls of its sessions wait on B, which has no other requests.
+/// A is shutting down. Calls in its sessions wait on B, which has no other requests.
 #[tokio::test]
 async fn an_instance_that_shuts_down_does_not_block_the_others() {
     for permits in [20, 4] {
@@ -214,7 +217,10 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
         let _waiting = join_all(waiting).await;
         run_other_tasks().await;
         let opened = timeout(5 * SECOND, Mcp::session(b.public.addr, PATH)).await;
-        assert!(opened.is_ok(), "{permits} permits: no session starts on B");
+        assert!(
+            opened.is_ok(),
+            "{permits} permits: no session can be opened on B"
+        );
     }
 }
 
@@ -244,7 +250,7 @@ async fn calls_that_wait_on_an_instance_in_shutdown_do_not_block_its_resumes() {
     }
 }
 
-/// Two instances relay to each other. A relayed call needs a permit of its owner. If the relaying instance also took one of its own permits,
+/// Two instances relay to each other. A relayed call needs one of its owner's permits. If the relaying instance also took one of its own,
 /// the calls could block one another.
 #[tokio::test]
 async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
@@ -271,7 +277,7 @@ async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
     }
 }
 
-/// Relays calls to a limited instance. Returns the status of each response, and how many calls have started.
+/// Relays calls to a limited instance. Returns each response's status and how many calls have started.
 async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let directory = directory();
     let a = LimitedInstance::start(&directory, permits).await;
@@ -283,14 +289,14 @@ async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let relayed = (0..calls).map(|id| {
         let at_b = &at_b;
         async move {
-            let label = format!("of {id}");
+            let label = format!("call {id}");
             let mut call = at_b.call(100 + id, "hold", json!({ "label": label })).await;
-            within("a head", call.head()).await.status
+            within("a response head", call.head()).await.status
         }
     });
     let relayed = join_all(relayed).await;
     run_other_tasks().await;
-    let started = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
+    let started = (0..calls).map(|id| a.witness.starts(&format!("call {id}")));
     (relayed, started.sum())
 }
 
@@ -303,10 +309,12 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
     }
 }
 
-/// A request of another kind has a permit of B's inner service, which is not ready if there is only one. The client resumes through B,
-/// which only has to relay. Returns whether the call runs on after its grace.
+/// Returns whether a call continues after its grace when its client has resumed through B.
+///
+/// An unrelated request holds a permit of B's inner service, which is not ready if there is only one. To serve the resume, B only has to
+/// relay it.
 async fn is_running_after_resume_through(permits: usize) -> bool {
-    let (a, b, mcp, at_b) = relaying(permits).await;
+    let (a, b, mcp, at_b) = start_relaying(permits).await;
     b.begin_report().await;
 
     let last_event_id = a.detach(&mcp, 1, "long").await;

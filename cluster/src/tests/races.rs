@@ -30,7 +30,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
-/// Another instance claims a session, `node` closes its copy, and `node` claims the session back.
+/// Has another instance claim a session, `node` close its copy, and `node` claim the session back.
 async fn close_and_claim_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let other = unreachable_owner();
     let (session, memory) = (hash(mcp), &directory.memory);
@@ -42,7 +42,7 @@ async fn close_and_claim_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// Makes a call and returns the body of its response, of which nothing has been read.
+/// Makes a call and returns its response body, of which nothing has been read yet.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let answered = a.app.call(post(mcp, &message)).await.unwrap();
@@ -50,8 +50,9 @@ async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     answered.into_body()
 }
 
-/// Returns the next event. Skips rmcp's keep-alives, because they follow the clock of the machine, which lags behind a clock that was
-/// advanced.
+/// Returns the next event, skipping rmcp's keep-alives.
+///
+/// Those follow the machine's clock, which lags behind one that has been advanced.
 async fn event(body: &mut Body) -> String {
     loop {
         let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -62,15 +63,16 @@ async fn event(body: &mut Body) -> String {
     }
 }
 
-/// Returns the id of the next event.
+/// Returns the next event's id.
 async fn event_id(body: &mut Body) -> String {
     let event = event(body).await;
     let id = event.lines().find_map(|line| line.strip_prefix("id: "));
     id.unwrap().to_owned()
 }
 
-/// Makes a call whose client disconnects after the answer was sent and before it was read. Returns the id of the last event that the
-/// client received.
+/// Makes a call whose client disconnects after the answer has been sent, but before it has been read.
+///
+/// Returns the id of the last event that the client received.
 async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     let mut body = unread_call(a, mcp).await;
     let last_event_id = event_id(&mut body).await;
@@ -84,7 +86,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     last_event_id
 }
 
-/// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
+/// The client lists its session header in `connection`. If a relay removed the header, the owner would answer 421.
 #[tokio::test]
 async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -95,7 +97,7 @@ async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     assert_eq!(status, 200);
 }
 
-/// An instance that claimed a session and has lost it since relies on the directory, not on its own claim.
+/// An instance that claimed a session and has since lost it relies on the directory rather than on its own claim.
 #[tokio::test]
 async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     let (directory, [mut a, b, c], mcp) = Node::with_session().await;
@@ -103,7 +105,7 @@ async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
-    // For example, `b` stalled and `c` claimed the session in the meantime.
+    // As if `b` had stalled, and `c` had claimed the session in the meantime.
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
@@ -134,7 +136,7 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
     assert_eq!(second.head().await.status, 200);
 }
 
-/// The client disconnects at each step of the restore.
+/// The client disconnects at a different step of the restore in each round.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
     let (directory, [mut a], mcp) = Node::with_session().await;
@@ -165,7 +167,7 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
     assert_eq!(status(&at_b, 3).await, 200);
 }
 
-/// The streams of a restored session count from 0 again, even in the same process.
+/// A restored session numbers its streams from 0 again, even in the same process.
 #[tokio::test]
 async fn an_event_from_before_a_restore_does_not_refer_to_another_call_of_the_same_incarnation() {
     let (directory, [a], mcp) = Node::with_session().await;
@@ -222,7 +224,7 @@ async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
-/// An instance that shuts down answers 421 only once its answers are in the directory.
+/// An instance that is shutting down does not answer 421 until its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -243,7 +245,7 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was sent, but the client that disconnects has not read it from its buffer.
+/// The answer has been sent, but the client disconnects before reading it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     let (_directory, [mut a, b], mcp) = Node::with_session().await;
@@ -259,8 +261,8 @@ async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was taken off the stream, but the client that disconnects may not have read it. For example, the rest of a large answer is
-/// still buffered here.
+/// The answer has been taken off the stream, but the client might disconnect before reading it, as when the rest of a large answer is still
+/// buffered by this server.
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
@@ -291,7 +293,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     }
 }
 
-/// The owner decides to answer 421 to a request that arrives slowly. Before that answer is sent, the owner has restored the session.
+/// The owner decides to answer 421 to a request that arrives slowly, but before that answer is sent, it has restored the session.
 #[tokio::test]
 async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -311,7 +313,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// An instance does not ask for the body of a request whose session it does not have.
+/// An instance does not ask for a request's body if it does not have the session.
 #[tokio::test]
 async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -323,7 +325,7 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     assert!(b.has(&mcp));
 }
 
-/// A deletion is written to the directory after the session was closed. No instance restores the session in between.
+/// A deletion is not written to the directory until the session has been closed. No instance may restore the session in between.
 #[tokio::test]
 async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     for at_owner in [true, false] {
@@ -342,7 +344,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session starts while its instance is cut off from the directory. The directory is consistent for the other instances, which
+/// A session is opened while its instance is cut off from the directory. To the other instances the directory looks consistent, so they
 /// would answer 404.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
@@ -364,7 +366,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
         );
 
         link_a.set(Fault::None);
-        // A record that reached the directory is removed again.
+        // A record that did reach the directory is removed again.
         pass(Duration::from_secs(3)).await;
         assert_eq!(
             (a.routing().sessions.len(), link_a.memory.sessions()),

@@ -1,6 +1,6 @@
-//! A session that its own instance claims again.
+//! A session that is claimed again by the instance it was on.
 //!
-//! Meanwhile requests arrive for the session, clients disconnect, or the instance shuts down.
+//! In the meantime requests for the session arrive, clients disconnect, or the instance shuts down.
 
 use std::{
     io,
@@ -54,7 +54,7 @@ const WITHIN_TIMEOUT: Duration = Duration::from_millis(400);
 /// Longer than `DIRECTORY_TIMEOUT`.
 const OVER_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// Waits until the directory has received `count` requests with the name `command`.
+/// Waits until the directory has received `count` requests named `command`.
 async fn until_requested(directory: &Faulty, command: &str, count: usize) {
     let requested = async {
         while directory.request_count(command) < count {
@@ -64,8 +64,8 @@ async fn until_requested(directory: &Faulty, command: &str, count: usize) {
     within("a request to the directory", requested).await;
 }
 
-/// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one disconnects, or the
-/// directory does not answer it.
+/// Two requests claim a session whose owner is dead, and one of them restores it. The other one's client disconnects, or its request gets
+/// no reply from the directory.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     for disconnects in [true, false] {
@@ -96,7 +96,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     }
 }
 
-/// Other instances own the sessions of this instance from then on. A call that started here would be lost.
+/// From then on, other instances own this one's sessions, so a call that started here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -113,8 +113,8 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A peer's call waits for earlier calls, and the session is closed in the meantime. A request of a local client is about to restore the
-/// session. In the second round another peer claims it first.
+/// A peer's call is waiting for earlier calls when its session is closed, and a local client's request is about to restore that session. In
+/// the second round another peer claims it first.
 #[tokio::test]
 async fn a_waiting_call_does_not_restore_a_session_that_another_request_is_about_to_restore() {
     for is_claimed in [false, true] {
@@ -148,7 +148,7 @@ async fn a_waiting_call_does_not_restore_a_session_that_another_request_is_about
             third.unwrap().status().as_u16()
         };
         let second = async {
-            let head = within("a head", second.head()).await.status;
+            let head = within("a response head", second.head()).await.status;
             (
                 head,
                 second.answer().await.map(|answer| answer["id"].clone()),
@@ -167,8 +167,8 @@ async fn a_waiting_call_does_not_restore_a_session_that_another_request_is_about
     }
 }
 
-/// A local client, or a peer for its client, sends part of a request whose session must be restored. No other request waits for the
-/// rest.
+/// A local client, or a peer on behalf of its client, sends only part of a request whose session has to be restored. Other requests do not
+/// wait for the rest.
 #[tokio::test]
 async fn half_a_body_does_not_lock_its_session() {
     for (is_from_peer, length) in [
@@ -185,7 +185,7 @@ async fn half_a_body_does_not_lock_its_session() {
         } else {
             a.public.as_ref().unwrap().addr
         };
-        // Marks the session as being restored. Without the mark a peer would get 421.
+        // Marks the session as being restored. Otherwise a peer would get 421.
         let mark = a.routing().restores.add(hash(&mcp));
         let mut slow = Connection::open(address).await;
         slow.send_cut(&half, length).await;
@@ -204,7 +204,7 @@ async fn half_a_body_does_not_lock_its_session() {
     }
 }
 
-/// The limit is the same on an instance that relays and on one that transfers its sessions.
+/// The limit is the same on an instance that relays and on one that is transferring its sessions.
 #[tokio::test]
 async fn the_wait_for_half_a_body_is_limited() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -221,14 +221,14 @@ async fn the_wait_for_half_a_body_is_limited() {
         slow.send_cut(&mcp.post_request("{"), length).await;
         run_other_tasks().await;
         pass(BODY_IDLE_TIMEOUT + Duration::from_secs(1)).await;
-        let head = within("a head", slow.head()).await;
+        let head = within("a response head", slow.head()).await;
         assert_eq!(head.status, 408, "{to} {length}");
     }
     assert_eq!(status(&at_b, 1).await, 200);
 }
 
-/// The session is closed at its owner. One peer gets 421 and claims the session. Meanwhile the owner is about to claim it for its own
-/// client, and for clients of other peers.
+/// The session is closed at its owner. One peer gets 421 and claims the session while the owner is about to claim it for its own client,
+/// and for clients of other peers.
 #[tokio::test]
 async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() {
     let (directory, [a, b, c, d], mcp) = Node::with_session().await;
@@ -247,14 +247,13 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
     }
     let mut statuses = Vec::new();
     for call in &mut calls {
-        statuses.push(within("a head", call.head()).await.status);
+        statuses.push(within("a response head", call.head()).await.status);
     }
     assert_eq!(statuses, [200; 6]);
     assert!(d.has(&mcp) && !a.has(&mcp));
 }
 
-/// An instance that shuts down relinquishes a session, and later claims it again. From then on no other instance is about to claim the
-/// session.
+/// An instance that is shutting down relinquishes a session and later claims it again. After that, no other instance is about to claim it.
 #[tokio::test]
 async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -269,7 +268,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// rmcp keeps the result of a failed restore for a moment, and answers 404 in the meantime. Clients would discard their session.
+/// rmcp holds on to the result of a failed restore for a moment and answers 404 until then, which would make clients discard their session.
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for is_waiting in [true, false] {
@@ -286,7 +285,7 @@ async fn no_session_is_reported_missing_because_another_client_disconnected() {
         if is_waiting {
             assert!((&mut second).now_or_never().is_none());
         }
-        // No other task runs in between.
+        // No other task can run in between.
         drop(first);
         let answered = match (&mut second).now_or_never() {
             Some(answered) => answered,
@@ -298,7 +297,7 @@ async fn no_session_is_reported_missing_because_another_client_disconnected() {
     }
 }
 
-/// The next request restores the session, as if no request had tried before.
+/// The next request restores the session as if none had tried before.
 #[tokio::test]
 async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
     let (_directory, [a], mcp) = Node::with_session().await;
@@ -321,7 +320,7 @@ async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
     assert_eq!(status(&mcp, 1).await, 200);
 }
 
-/// A 404 would deny the session without proof, and a 500 would mean that the session is broken.
+/// A 404 would deny the session without proof, and a 500 would mean that it is broken.
 #[tokio::test]
 async fn a_session_that_cannot_be_loaded_can_be_requested_again() {
     let (directory, [a], mcp) = Node::with_session().await;
@@ -333,7 +332,7 @@ async fn a_session_that_cannot_be_loaded_can_be_requested_again() {
     assert_eq!(status(&mcp, 2).await, 503);
 }
 
-/// The record is as an instance of another version wrote it.
+/// The record looks as if an instance running another version had written it.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_attempts() {
     let directory = directory();
@@ -345,7 +344,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_att
     let hash = unreadable.session;
     let superseded = directory.memory.register(a.me, &[unreadable]).await;
     assert_eq!(superseded.unwrap(), []);
-    // Failures of the directory do not count as attempts.
+    // Directory failures do not count as attempts.
     directory.set(Fault::FailsAt("load"));
     for id in 0..4 {
         assert_eq!(status(&a.client("unreadable"), id).await, 503);
@@ -364,14 +363,14 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_att
 /// How an `initialize` fails.
 #[derive(Clone, Copy)]
 enum InitializeFailure {
-    /// The factory makes no handler.
+    /// The factory returns an error.
     Factory,
     FactoryPanics,
     Refused,
     Panic,
 }
 
-/// A server that fails at each `initialize` in one of these ways, until the list is empty.
+/// A server whose `initialize` requests fail in one of these ways each, until the list is empty.
 #[derive(Clone, Default)]
 struct FailingServer(Arc<Mutex<Vec<InitializeFailure>>>);
 
@@ -403,9 +402,9 @@ impl ServerHandler for FailingServer {
     }
 }
 
-/// Closes a session and restores it with these failures. Returns the statuses of its requests.
+/// Closes a session and restores it with these failures, and returns the statuses of its requests.
 ///
-/// An inner layer replaces the first `errors` responses with 500. The status of a connection that breaks is 0.
+/// An inner layer replaces the first `errors` responses with a 500. A connection that breaks has status 0.
 async fn statuses_after(failures: &[InitializeFailure], errors: usize) -> [u16; 4] {
     let directory = directory();
     let cluster = join_as(unreachable_owner(), &directory);
@@ -414,13 +413,13 @@ async fn statuses_after(failures: &[InitializeFailure], errors: usize) -> [u16; 
     config.session_store = Some(Arc::new(cluster.clone()));
     let handler = FailingServer::default();
     let handler_clone = handler.clone();
-    let is_of_factory = |failure| {
+    let is_in_factory = |failure| {
         matches!(
             failure,
             InitializeFailure::Factory | InitializeFailure::FactoryPanics
         )
     };
-    let make = move || match handler_clone.take(is_of_factory) {
+    let make = move || match handler_clone.take(is_in_factory) {
         Some(InitializeFailure::FactoryPanics) => panic!("on purpose"),
         Some(_) => Err(io::Error::other("not now")),
         None => Ok(handler_clone.clone()),
@@ -457,7 +456,7 @@ async fn statuses_after(failures: &[InitializeFailure], errors: usize) -> [u16; 
     let mut answered = [0; 4];
     for (id, answered) in (1..).zip(&mut answered) {
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
-        let head = within("a head", listed.try_head()).await;
+        let head = within("a response head", listed.try_head()).await;
         *answered = head.map_or(0, |head| head.status);
         if *answered == 200 {
             let answer = within("an answer", listed.answer()).await;
@@ -493,8 +492,8 @@ async fn after_a_failed_restore_the_next_request_restores_the_session() {
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 
-/// The call may have started, so the client is not asked to send it again. The session is not closed.
+/// The call may have started, so the client is not asked to send it again, and the session is not closed.
 #[tokio::test]
-async fn a_500_of_a_restored_session_is_its_response() {
+async fn a_500_from_a_restored_session_is_passed_through() {
     assert_eq!(statuses_after(&[], 3).await, [500, 500, 500, 200]);
 }

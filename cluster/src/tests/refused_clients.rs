@@ -1,4 +1,4 @@
-//! Clients that the application refuses. They cancel no waiting call, and receive no answer from another client.
+//! Clients that the application refuses, which must not cancel waiting calls or get others' answers.
 
 use axum::{
     Router,
@@ -18,7 +18,7 @@ use super::{
     steps::{SECOND, directory, post, run_other_tasks},
 };
 
-/// The application knows the user of each session. Bob has none.
+/// Adds a layer of an application that knows each session's user. Bob has no session.
 fn refuse_bob(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");
@@ -29,7 +29,7 @@ fn refuse_bob(app: Router) -> Router {
     }))
 }
 
-/// Sends a cancel, which the application refuses.
+/// Sends a cancel that the application refuses.
 async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request)) {
     let cancel = json!({
         "jsonrpc": "2.0",
@@ -43,7 +43,9 @@ async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request
     run_other_tasks().await;
 }
 
-/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the call's answer.
+/// Waits out a call after the application has refused a cancel for it, and returns its answer.
+///
+/// The call is waiting for its session to be transferred.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, refuse_bob).await;
@@ -58,7 +60,7 @@ async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_
     run_other_tasks().await;
     refused_cancel(&b, &mcp, 2, change).await;
     a.witness.release("first");
-    let head = within("a head", second.head()).await;
+    let head = within("a response head", second.head()).await;
     assert_eq!(head.status, 200);
     let body = if head.header("content-type") == Some("application/json") {
         serde_json::from_slice(&second.body_to_end().await).unwrap()
@@ -79,7 +81,7 @@ async fn a_cancel_that_the_application_refuses_does_not_cancel_a_waiting_call() 
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// rmcp's own check against DNS rebinding.
+/// rmcp's own protection against DNS rebinding.
 #[tokio::test]
 async fn a_cancel_for_another_host_does_not_cancel_a_waiting_call() {
     let answer = waiting_call_after_a_refused_cancel(|request| {
@@ -90,7 +92,7 @@ async fn a_cancel_for_another_host_does_not_cancel_a_waiting_call() {
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// The application checks the clients of its MCP endpoint and serves a stream of news to any client.
+/// Adds the layers of an application that checks its MCP clients, but serves news to anyone.
 fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];
@@ -99,8 +101,8 @@ fn with_public_news(app: Router) -> Router {
     refuse_bob(app).merge(Router::new().route("/news", news))
 }
 
-/// Bob knows the id of a session that the MCP endpoint refuses to him. Another path answers him with events. He derives the rest of the
-/// event id from a session of his own. The incarnation is the same for all sessions of A, and its calls are numbered.
+/// Bob knows the id of a session that the MCP endpoint denies him, but another path answers him with events. He can derive the rest of the
+/// event id from a session of his own, because A's incarnation is the same for all of its sessions and its calls are numbered.
 #[tokio::test]
 async fn a_stored_answer_is_not_sent_to_another_user_at_another_path() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! A session is open on one instance, and its client connects to another.
+//! A session is open on one instance while its client connects to another.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -91,7 +91,7 @@ async fn a_cancel_and_a_delete_arrive_through_another_instance() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance() {
+async fn the_answer_to_a_server_request_arrives_through_another_instance() {
     let directory = directory();
     let (sender, mut answers) = mpsc::unbounded_channel::<Value>();
     let a = Setup {
@@ -136,7 +136,7 @@ fn question() -> ServerRequest {
     serde_json::from_value(json!({ "method": "sampling/createMessage", "params": params })).unwrap()
 }
 
-/// The relay is dropped with the client. The owner detects the disconnect at once, not only when something is written.
+/// The relay is dropped along with its client, so the owner detects the disconnect at once rather than on its next write.
 #[tokio::test]
 async fn a_disconnect_at_the_relay_reaches_the_owner() {
     let directory = directory();
@@ -165,7 +165,7 @@ async fn a_disconnect_at_the_relay_reaches_the_owner() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
-/// The inner application reads the address of the client and watches its connection, in either way that axum offers.
+/// The inner application can read the client's address and watch its connection, in both of the ways that axum offers.
 #[tokio::test]
 async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
     let (_directory, [a], mcp) = Node::with_session().await;
@@ -204,7 +204,7 @@ async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
         .header("mcp-cluster-client", client);
     client_connection.send(&request).await;
     within("the request", received.notified()).await;
-    // After more bytes than one request, hyper stops reading, and does not detect the end of the connection.
+    // Once it has buffered more than one request, hyper stops reading and cannot detect that the connection has ended.
     client_connection.write(b"GET").await;
     client_connection.fin();
     within("the disconnect", disconnected.notified()).await;
@@ -238,7 +238,7 @@ async fn a_local_session_is_served_without_the_directory() {
     }
     assert_eq!(count(), before);
 
-    // A relayed session is looked up once.
+    // A relayed session is looked up only once.
     let at_b = b.client_of(&mcp);
     for id in 10..20 {
         let mut call = at_b.call(id, "echo", json!({ "text": "hello" })).await;
@@ -247,9 +247,9 @@ async fn a_local_session_is_served_without_the_directory() {
     assert_eq!(count(), before + 1);
 }
 
-/// Clients may send such heads over HTTP/2.
+/// Clients can send such heads over HTTP/2.
 #[tokio::test]
-async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
+async fn a_head_with_many_fields_is_passed_through_or_refused_with_a_reason() {
     let directory = directory();
     let [a, mut b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);
@@ -281,7 +281,7 @@ async fn a_session_that_is_named_twice_is_the_same_everywhere() {
 }
 
 #[tokio::test]
-async fn a_large_request_and_a_large_answer_pass_whole() {
+async fn large_requests_and_answers_arrive_whole() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);
@@ -295,7 +295,7 @@ async fn a_large_request_and_a_large_answer_pass_whole() {
     assert!(a.has(&mcp));
 }
 
-/// Adds fields to each response.
+/// Adds this many fields to each response.
 fn with_fields<const FIELDS: usize>(app: Router) -> Router {
     app.layer(map_response(async |mut response: Response| {
         for index in 0..FIELDS {
@@ -329,8 +329,9 @@ async fn a_response_with_many_fields_is_relayed() {
     }
 }
 
-/// README, "Limits": the client of a relayed call that reads nothing for 90 s counts as disconnected. With its owner it does not. Neither the
-/// layer nor the public listener has a time limit.
+/// README, "Limits": a relayed call's client counts as disconnected if it reads nothing for 90 s, but not at the owner.
+///
+/// Neither the layer nor the public listener has a time limit.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes 140 s"]
 async fn a_client_that_does_not_read_for_90_s_keeps_its_call_only_at_its_owner() {
@@ -343,7 +344,7 @@ async fn a_client_that_does_not_read_for_90_s_keeps_its_call_only_at_its_owner()
         let mcp = a.session().await;
         let addr = node.public.as_ref().unwrap().addr;
         let mut client = Connection::open_with_receive_buffer(addr, 16 * 1024).await;
-        // More events than all buffers hold.
+        // More events than all of the buffers can hold.
         let arguments = json!({ "label": label, "events": 300_000 });
         let at_node = node.client_of(&mcp);
         client
@@ -369,7 +370,7 @@ async fn ended_relays_do_not_use_up_ports_of_the_relaying_instance() {
     for id in 0..300 {
         let mut call = client.call(id, "echo", json!({ "text": "x" })).await;
         within("an answer", call.answer()).await.unwrap();
-        let _end = within("the end", call.body_to_end()).await;
+        let _ = within("the response to end", call.body_to_end()).await;
     }
     let port = format!("{:04X}", a.me.address.port());
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();

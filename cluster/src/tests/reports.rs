@@ -1,4 +1,6 @@
-//! What instances report to one another about clients, leases and sessions: late, lost, or with a clock that steps.
+//! What instances report to one another about clients, leases and sessions.
+//!
+//! The reports are late or lost, or a clock steps.
 
 use std::{
     sync::{
@@ -23,9 +25,10 @@ use crate::directory::{
     faulty::{ErasedRequest, Fault, Faulty, Gate},
 };
 
-/// The requests of B arrive `late`. The directory's clock is set back by `step`, `before` the end of the grace. The client resumes at B 100
-/// ms before its grace ends, and gets 503. Returns the phases in which its call was cancelled nevertheless. If `before` is less than
-/// 100 ms, the clock is not set back.
+/// Returns the phases in which a call is cancelled although its client resumed in time.
+///
+/// B's requests arrive `late`, and the directory's clock is set back by `step`, `before` the grace ends. The client resumes at B 100 ms
+/// before its grace ends and gets 503. If `before` is less than 100 ms, the clock is not set back.
 async fn cancelled_phases(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
     for phase in phases() {
@@ -81,8 +84,8 @@ async fn setting_the_clock_back_does_not_make_a_heartbeat_newer_than_it_is() {
     );
 }
 
-/// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the grace has ended. A
-/// heartbeat of B was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
+/// A lookup by B takes 1 s. The client resumes at B 100 ms before its grace ends, but does not get its 503 until 400 ms after. A heartbeat
+/// from B was executed shortly before that, and the next one takes 1 s. In the meantime the directory's clock is set back.
 #[tokio::test]
 async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
@@ -120,7 +123,7 @@ async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     assert_eq!(cancelled, []);
 }
 
-/// Holds the reply to the next request with the given name.
+/// Holds back the reply to the next request with the given name.
 #[derive(Debug, Clone)]
 struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);
 
@@ -145,8 +148,8 @@ impl Gate for HoldsReply {
     }
 }
 
-/// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
-/// session from D for a call, which starts.
+/// D has claimed a session from A, and relinquishes it while shutting down. A has found D's record. While A is reading the leases, it
+/// claims the session from D for a call, which starts.
 #[tokio::test]
 async fn a_session_reclaimed_in_the_meantime_is_not_relinquished() {
     let directory = directory();
@@ -161,7 +164,7 @@ async fn a_session_reclaimed_in_the_meantime_is_not_relinquished() {
     *gate.0.lock().unwrap() = Some("leases");
     a.routing().sessions.write_again(hash(&mcp));
     let held = async { drop(gate.1.subscribe().wait_for(|state| *state == 1).await) };
-    // The session is queued and is written with the next wake-up.
+    // The session is queued, to be written at the next wake-up.
     a.routing().sessions.on_deleted("another");
     within("the leases to be read", held).await;
     assert!(a.routing().sessions.has_contested());
@@ -175,7 +178,7 @@ async fn a_session_reclaimed_in_the_meantime_is_not_relinquished() {
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// Heartbeats are lost while this is set, for example because their connection was reset.
+/// Loses heartbeats while set, as if their connection had been reset.
 #[derive(Debug, Clone, Default)]
 struct LosesHeartbeats(Arc<AtomicBool>, Arc<AtomicUsize>);
 
@@ -189,7 +192,7 @@ impl Gate for LosesHeartbeats {
     }
 }
 
-/// B turns a client away, and shuts down. The connection on which it reports this last is reset.
+/// B turns a client away and shuts down, but the connection on which it last reports this is reset.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_keeps_its_call() {
     let link_a = directory();
@@ -206,13 +209,13 @@ async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_k
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 503);
     within("the shutdown", b.cluster.leave(Duration::ZERO)).await;
-    assert!(gate.1.load(SeqCst) > 0, "a heartbeat is lost");
+    assert!(gate.1.load(SeqCst) > 0, "a heartbeat has been lost");
     pass(30 * SECOND).await;
     assert!(a.witness.is_running("a"));
 }
 
-/// B starts 900 ms before the grace ends, and turns the client away 400 ms later. It reports that at once. Then the primary fails,
-/// and its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
+/// B starts 900 ms before the grace ends, turns the client away 400 ms later and reports that at once. The primary then fails, and its
+/// replica lacks the last second's writes. The grace ends before A's next heartbeat.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
     let mut cancelled = Vec::new();
@@ -253,7 +256,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
     assert_eq!(cancelled, []);
 }
 
-/// B starts 500 ms before the grace ends. Its requests to the directory take 450 ms. The client arrives 100 ms before its grace ends.
+/// B starts 500 ms before the grace ends, and its requests to the directory take 450 ms. The client arrives 100 ms before its grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call() {
     let mut cancelled = Vec::new();
@@ -291,7 +294,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     assert_eq!(cancelled, []);
 }
 
-/// The directory's clock is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
+/// Between two of A's heartbeats the directory's clock is stepped forward by less than 1 s. After the second one A is cut off from the
 /// directory. B cannot reach A.
 #[tokio::test]
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {

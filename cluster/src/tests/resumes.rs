@@ -1,4 +1,4 @@
-//! Resumes after an event.
+//! Resumes with a `last-event-id`.
 
 use axum::{Router, body::Body, http::StatusCode, response::IntoResponse, routing::any};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use crate::{
     routing::request_context::on_resumed,
 };
 
-fn event_id_of(incarnation: Incarnation, number: u64, request: &str) -> String {
+fn event_id(incarnation: Incarnation, number: u64, request: &str) -> String {
     let call = NamedCall {
         number: CallNumber::new(number),
         request: Some(request.to_owned()),
@@ -77,12 +77,12 @@ async fn a_resume_of_a_call_that_ended_with_its_instance_gets_the_stored_answer_
         )
         .await
         .unwrap();
-    // A call of this incarnation has the same plain event id. No event of that call may be sent.
+    // A call of this incarnation has the same plain event id, but none of its events may be sent.
     let _other = mcp.call(1, "hold", json!({ "label": "other" })).await;
     a.witness.started("other").await;
 
     for node in [&a, &b] {
-        let last_event_id = event_id_of(ended_incarnation, 3, "\"x 7\"");
+        let last_event_id = event_id(ended_incarnation, 3, "\"x 7\"");
         let mut resumed = node.client_of(&mcp).resume(&last_event_id).await;
         assert_eq!(resumed.head().await.status, 200);
         let first = resumed.event().await.unwrap();
@@ -98,7 +98,7 @@ async fn a_resume_of_a_call_that_ended_with_its_instance_gets_the_stored_answer_
         assert_eq!(resumed.event().await, None);
         assert!(resumed.is_complete());
 
-        let last_event_id = event_id_of(ended_incarnation, 4, "8");
+        let last_event_id = event_id(ended_incarnation, 4, "8");
         let mut resumed = node.client_of(&mcp).resume(&last_event_id).await;
         let messages = resumed.messages().await;
         assert_eq!(messages.len(), 1);
@@ -121,7 +121,7 @@ async fn a_resume_of_a_standalone_stream_that_ended_with_its_instance_opens_a_ne
     assert_eq!(seen.last().unwrap().get("last-event-id"), None);
 }
 
-/// The application decides whether a client may have an answer, even if the answer is in the directory.
+/// It is up to the application whether a client may have an answer, even one that is in the directory.
 #[tokio::test]
 async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_accepts() {
     let (directory, [a], mcp) = Node::with_session().await;
@@ -138,7 +138,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
         )
         .await
         .unwrap();
-    let last_event_id = event_id_of(ended_incarnation, 3, "7");
+    let last_event_id = event_id(ended_incarnation, 3, "7");
     let request = |token: &str| {
         let request = http::Request::get("/mcp")
             .header("mcp-session-id", mcp.session_id().unwrap())
@@ -152,7 +152,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
             assert_eq!(headers["last-event-id"], "~");
             match headers["authorization"].as_bytes() {
                 b"right" => {
-                    // The session manager does the same.
+                    // As the session manager does.
                     on_resumed();
                     ([("content-type", "text/event-stream")], ": inside\n\n").into_response()
                 }
@@ -170,7 +170,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
         format!("id: {last_event_id}\ndata:\n\ndata: {{\"secret\":1}}\n\n")
     );
 
-    // While the directory fails, the answer may exist, so the client is asked to retry.
+    // While the directory is failing, the answer might exist, so the client is asked to retry.
     directory.set(Fault::Fails);
     let refused = call_app(&a, app, request("right")).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Services and their session store: without one, several with one membership, and ids that clients make up.
+//! Services and their session store: without one, several services per membership, and made-up session ids.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// Two services of one membership, at `/one` and `/two`.
+/// Two services that share one membership, at `/one` and `/two`.
 fn two_services(cluster: &Cluster, witness: &Witness) -> Router {
     let service = || {
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
@@ -58,7 +58,7 @@ async fn a_service_without_a_session_store_logs_once_what_it_needs() {
     }
 }
 
-/// Clients find their session only at the path of its service.
+/// Clients find their session only at its service's path.
 #[tokio::test]
 async fn a_session_of_one_service_is_not_restored_in_another() {
     let directory = MemoryDirectory::default();
@@ -106,7 +106,7 @@ async fn a_delete_at_another_service_ends_the_session() {
     );
 }
 
-/// The client may still return. The record costs little, and expires.
+/// The client may still return, and in the meantime the record costs little and will expire.
 #[tokio::test]
 async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() {
     let directory = MemoryDirectory::default();
@@ -139,7 +139,7 @@ async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() 
     assert_eq!(status(&mcp, 1).await, 200);
 }
 
-/// rmcp accepts the DELETE of a session that does not exist.
+/// rmcp accepts a DELETE even if there is no such session.
 #[tokio::test]
 async fn invented_session_ids_add_nothing_to_the_directory() {
     let directory = directory();
@@ -153,7 +153,7 @@ async fn invented_session_ids_add_nothing_to_the_directory() {
     }
 }
 
-/// A client that reaches the peer listener cannot fill the log.
+/// A client that can reach the peer listener must not be able to fill the log.
 #[tokio::test]
 async fn untrusted_requests_at_the_peer_listener_are_logged_once_a_minute() {
     let directory = Faulty::new(MemoryDirectory::default());

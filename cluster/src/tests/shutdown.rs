@@ -1,4 +1,4 @@
-//! Orderly shutdown of an instance.
+//! Orderly shutdowns.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -28,7 +28,7 @@ use crate::{
     ids::{Incarnation, Owner, SessionHash},
 };
 
-/// The limit of a shutdown, longer than any test takes.
+/// A shutdown limit that is longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 async fn answered_id(call: &mut Connection) -> Value {
@@ -36,7 +36,7 @@ async fn answered_id(call: &mut Connection) -> Value {
     answer.unwrap()["id"].clone()
 }
 
-/// The public listener closes, calls in flight complete, and new calls are served elsewhere. No answer is lost.
+/// The public listener closes, calls in flight complete, new calls are served elsewhere, and no answer is lost.
 #[tokio::test]
 async fn no_answer_is_lost_when_the_owner_shuts_down() {
     let (_directory, [mut a, b, c], mcp) = Node::with_session().await;
@@ -51,7 +51,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
     let mut shutdown = Box::pin(cluster.leave(LIMIT));
     assert!((&mut shutdown).now_or_never().is_none());
     let requests = async {
-        // A client that resumes is served where its call runs. A new call waits.
+        // A client that resumes is served where its call is running, but a new call waits.
         let mut resumed = at_b.resume(event.id.as_deref().unwrap()).await;
         assert_eq!(resumed.head().await.status, 200);
         let mut third = at_c.call(3, "echo", json!({ "text": "x" })).await;
@@ -68,7 +68,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
     };
     let (cancelled, ()) = within("the shutdown", join(shutdown, requests)).await;
     assert_eq!(cancelled, 0);
-    within("the peer listener to end", &mut a.peers)
+    within("the peer listener to close", &mut a.peers)
         .await
         .unwrap();
     assert_eq!(
@@ -78,9 +78,9 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
     assert!(c.has(&mcp) && !b.has(&mcp));
 }
 
-/// Two instances wait for the last call of a session.
+/// Two instances are waiting for a session's last call.
 #[tokio::test]
-async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
+async fn only_one_of_two_waiting_instances_claims_the_session() {
     for _ in 0..5 {
         let (_directory, [a, b, c], mcp) = Node::with_session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
@@ -98,7 +98,7 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
     }
 }
 
-/// The call has reached a different step in each round when another instance requests its session.
+/// When another instance requests the session, the call is at a different step in each round.
 #[tokio::test]
 async fn a_call_in_flight_ends_on_its_instance() {
     let mut started = 0;
@@ -141,8 +141,8 @@ async fn a_call_in_flight_ends_on_its_instance() {
     assert!(started > 0);
 }
 
-/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends and is reopened through the new
-/// owner.
+/// A session stays on an instance that is shutting down until another instance requests it. Only then does its stream end, to be reopened
+/// through the new owner.
 #[tokio::test]
 async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
     let (_directory, [a, b, c], mcp) = Node::with_session().await;
@@ -154,7 +154,7 @@ async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
 
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     let end = async { while listening.event().await.is_some() {} };
-    within("the end of the stream", end).await;
+    within("the stream to end", end).await;
     let mut listening = b.client_of(&mcp).listen().await;
     assert_eq!(listening.head().await.status, 200);
     // A request that still arrives here is relayed.
@@ -204,8 +204,8 @@ async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_ano
     assert!(b.has(&mcp));
 }
 
-/// B relays a call of a session of A, and shuts down. Its client may be unable to resume the call once B has ended. The stream of a GET is
-/// opened again, and B does not wait for it.
+/// B relays a call in one of A's sessions, and shuts down. The client might be unable to resume the call once B has exited, so B waits for
+/// it. It does not wait for the stream of a GET, which the client simply reopens.
 #[tokio::test]
 async fn a_shutdown_waits_for_the_calls_that_the_instance_relays() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -218,7 +218,7 @@ async fn a_shutdown_waits_for_the_calls_that_the_instance_relays() {
     let shutdown = tokio::spawn(async move { cluster.leave(LIMIT).await });
     pass(10 * SECOND).await;
     assert!(!shutdown.is_finished());
-    assert_eq!(echo(&own, 2).await, 2, "B serves its own session meanwhile");
+    assert_eq!(echo(&own, 2).await, 2, "B keeps serving its own session");
     a.witness.release("first");
     assert_eq!(answered_id(&mut call).await, 1);
     assert_eq!(within("the shutdown", shutdown).await.unwrap(), 0);
@@ -236,7 +236,7 @@ async fn a_shutdown_waits_for_relayed_calls_until_its_limit() {
     assert_eq!(answered_id(&mut call).await, 1);
 }
 
-/// A call that B relays waits at its owner A. Both shut down. The session moves to B, which serves the call.
+/// A call relayed by B is waiting at its owner A when both shut down. The session moves to B, which serves the call.
 #[tokio::test]
 async fn a_relayed_call_that_waits_for_a_transfer_is_served_by_an_instance_that_shuts_down() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -260,7 +260,7 @@ async fn a_relayed_call_that_waits_for_a_transfer_is_served_by_an_instance_that_
     }
 }
 
-/// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
+/// This way a client that resumes afterwards learns the reason, rather than that the server has exited without an answer.
 #[tokio::test]
 async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_stored() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -291,7 +291,7 @@ async fn a_session_that_is_opened_during_a_shutdown_continues_on_another_instanc
     assert!(b.has(&mcp));
 }
 
-/// Otherwise its call would run on an instance that its client can no longer reach.
+/// Otherwise its call would run on an instance that the client can no longer reach.
 #[tokio::test]
 async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
     let directory = directory();
@@ -307,7 +307,7 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
     assert_eq!(within("the shutdown", shutdown).await, 0);
 }
 
-/// Requests are served where their session is, to the last moment. After that, their clients get 503 with `retry-after`.
+/// Requests are served where their session is until the last moment. After that, clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_has_shut_down() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -319,7 +319,7 @@ async fn nothing_begins_on_an_instance_that_has_shut_down() {
     assert!(b.has(&mcp));
 }
 
-/// The answer to a call that its client may not have read is in the directory.
+/// An answer that its client may not have read is in the directory.
 #[tokio::test]
 async fn an_unread_answer_survives_the_shutdown() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -337,7 +337,7 @@ async fn an_unread_answer_survives_the_shutdown() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// An instance that receives 421 finds all answers of the session in the directory, including late ones.
+/// An instance that gets a 421 finds all of the session's answers in the directory, including late ones.
 #[tokio::test]
 async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     let (directory, [a, b, c], mcp) = Node::with_session().await;
@@ -364,7 +364,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished and is about to be closed.
+/// The call has ended, but its waiters have yet to be notified. At that moment its session is relinquished and about to be closed.
 #[tokio::test]
 async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();
@@ -412,7 +412,7 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// A shutdown whose future is dropped counts as completed, so requests that wait for it are notified.
+/// A shutdown whose future is dropped counts as completed, so the requests waiting for it are notified.
 #[tokio::test]
 async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instance() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -424,7 +424,7 @@ async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instan
     assert!(b.has(&mcp) && a.witness.is_running("first"));
 }
 
-/// A session that its client ended is not restored once the directory has recovered.
+/// A session that its client has ended must not be restored once the directory has recovered.
 #[tokio::test]
 async fn a_shutdown_waits_until_the_directory_has_the_tombstones_of_ended_sessions() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -454,8 +454,8 @@ async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
     assert!(b.has(&at_b));
 }
 
-/// A session was idle, and its gate is closed, but the shutdown waits for a call of another session. The next owner claims the first
-/// session. The stream of its client ends, because no event can arrive on it.
+/// A session was idle and its gate is closed, but the shutdown is still waiting for a call in another session. The next owner claims the
+/// first session, and its client's stream ends, because no more events can arrive on it.
 #[tokio::test]
 async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let directory = directory();
@@ -464,7 +464,7 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     for _ in 0..2 {
         sessions.push(a.session().await);
     }
-    // In the order in which the shutdown checks the sessions.
+    // In the order in which the shutdown checks them.
     let ids = a.routing().sessions.ids();
     sessions.sort_by_key(|mcp| ids.iter().position(|id| **id == *mcp.session_id().unwrap()));
     let [y, x] = <[Mcp; 2]>::try_from(sessions).ok().unwrap();
@@ -490,14 +490,14 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let ended = timeout(5 * SECOND, end).await;
     assert!(
         ended.is_ok(),
-        "the stream of a session that moved is still open on the former owner, which has it: {}",
+        "the stream of a moved session is still open at the former owner, which has the session: {}",
         a.routing().sessions.is_open(hash(&x))
     );
     a.witness.release("y");
     drop((second, shutdown));
 }
 
-/// A program no longer polls `serve_peers` in its shutdown, as after `select! { () = &mut serving => {}, _ = ctrl_c() => {} }`.
+/// A program no longer polls `serve_peers` while shutting down, as after `select! { () = &mut serving => {}, _ = ctrl_c() => {} }`.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
     let directory = directory();
@@ -517,7 +517,7 @@ async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
     );
 }
 
-/// A call waits until its session is transferred. Its client cancels it. No owner starts it.
+/// A call is waiting for its session to be transferred when its client cancels it, so no owner starts it.
 #[tokio::test]
 async fn a_call_cancelled_by_its_client_while_it_waited_does_not_run() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -535,7 +535,7 @@ async fn a_call_cancelled_by_its_client_while_it_waited_does_not_run() {
     sleep(SECOND).await;
     assert!(
         !b.witness.is_running("second") && !a.witness.is_running("second"),
-        "the cancelled call runs, with status {:?}",
+        "the cancelled call is running, with status {:?}",
         head.map(|head| head.status)
     );
 }

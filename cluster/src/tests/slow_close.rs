@@ -18,7 +18,7 @@ use super::{
 };
 use crate::membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD};
 
-/// Closes a session as rmcp's own manager does, and then takes this long, for example because it reports the end to a database.
+/// Closes sessions like rmcp's own manager, but then takes this long, as if updating a database.
 struct SlowClose(LocalSessionManager, Duration);
 
 impl SessionManager for SlowClose {
@@ -34,7 +34,7 @@ impl SessionManager for SlowClose {
     }
 }
 
-/// A session is relinquished, and the next request restores it on the same instance. Closing the previous session takes 8 s. Its call
+/// A session is relinquished, and the next request restores it on the same instance while closing the old copy is taking 8 s. The call
 /// continues, and its client can resume.
 #[tokio::test]
 async fn a_session_that_was_restored_while_its_previous_close_took_long_stays_open() {
@@ -53,19 +53,19 @@ async fn a_session_that_was_restored_while_its_previous_close_took_long_stays_op
     let local = &cluster.router().sessions;
     local.relinquish_to_owner(hash(&mcp), unreachable_owner());
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
-    // The instance waits 5 s for the close.
+    // The instance waits 5 s for the session to close.
     pass(6 * SECOND).await;
-    assert_eq!(within("a head", call.head()).await.status, 200);
+    assert_eq!(within("a response head", call.head()).await.status, 200);
     let last_event_id = within("an event", call.event()).await.unwrap().id.unwrap();
     within("the call", witness.started("a")).await;
     assert!(local.is_open(hash(&mcp)));
     pass(4 * SECOND).await;
-    assert!(local.is_open(hash(&mcp)), "the previous close has ended");
+    assert!(local.is_open(hash(&mcp)), "the old copy has been closed");
     assert_eq!(local.has_params(mcp.session_id().unwrap()), Some(true));
     call.fin();
     pass(SECOND).await;
     let mut resumed = mcp.resume(&last_event_id).await;
-    assert_eq!(within("a head", resumed.head()).await.status, 200);
+    assert_eq!(within("a response head", resumed.head()).await.status, 200);
     witness.release("a");
     let messages = within("an answer", resumed.messages()).await;
     assert!(

@@ -1,4 +1,4 @@
-//! Steps that most tests of this folder share.
+//! Steps that most tests in this folder share.
 
 use std::{
     env,
@@ -32,7 +32,7 @@ use crate::{
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const MS: Duration = Duration::from_millis(1);
 
-/// A link on which each request arrives this much later, while the flag is set.
+/// A link on which each request arrives this much later while the flag is set.
 #[derive(Debug, Clone)]
 pub(super) struct SlowLink(pub(super) Arc<AtomicBool>, pub(super) Duration);
 
@@ -50,7 +50,9 @@ impl Gate for SlowLink {
     }
 }
 
-/// Returns offsets within a heartbeat interval, in units of 100 ms: every third, or all with `CLUSTER_PHASES=all`.
+/// Returns offsets within a heartbeat interval, in units of 100 ms.
+///
+/// Every third one, or all of them with `CLUSTER_PHASES=all`.
 pub(super) fn phases() -> impl Iterator<Item = u32> {
     let is_full = env::var("CLUSTER_PHASES").is_ok_and(|phases| phases == "all");
     (0..20).step_by(if is_full { 1 } else { 3 })
@@ -60,14 +62,14 @@ pub(super) fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
 }
 
-/// Joins an instance with the options of most tests.
+/// Joins an instance with the options that most tests use.
 pub(super) fn join_as(me: Owner, directory: &Faulty) -> Cluster {
     let secret = Secret::new(SECRET).unwrap();
     let (filter, options) = (PeersFilter::default(), Options::default());
     cluster::join(me, directory.clone(), filter, secret, options)
 }
 
-/// Yields often enough for all other tasks to reach the point where they wait.
+/// Yields often enough for all other tasks to get to a point where they wait.
 pub(super) async fn run_other_tasks() {
     for _ in 0..1_000 {
         yield_now().await;
@@ -89,16 +91,16 @@ pub(super) async fn until(started: Instant, at: Duration) {
     }
 }
 
-/// Returns when the directory has received a request with the given name.
+/// Waits until the directory has received a request with the given name.
 pub(super) async fn until_requested(directory: &Faulty, command: &'static str) {
     while directory.request_count(command) == 0 {
         yield_now().await;
     }
 }
 
-/// Asserts that the next head is 503, with a request to try again in a second.
+/// Asserts that the next response is a 503 that asks to retry after one second.
 pub(super) async fn assert_refused(connection: &mut Connection) -> Head {
-    let head = within("a head", connection.head()).await;
+    let head = within("a response head", connection.head()).await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     head
 }
@@ -106,7 +108,7 @@ pub(super) async fn assert_refused(connection: &mut Connection) -> Head {
 /// Makes a call and returns the status of its response.
 pub(super) async fn status(mcp: &Mcp, id: u32) -> u16 {
     let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    within("a head", call.head()).await.status
+    within("a response head", call.head()).await.status
 }
 
 /// Makes a call and returns the id in its answer.
@@ -116,7 +118,7 @@ pub(super) async fn echo(mcp: &Mcp, id: u32) -> Value {
     answer.unwrap()["id"].clone()
 }
 
-/// Returns a message as a request that no connection carries.
+/// Turns a message into a request that does not need a connection.
 pub(super) fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
     http::Request::post("/mcp")
         .header("host", "localhost")
@@ -127,12 +129,12 @@ pub(super) fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
         .unwrap()
 }
 
-/// Returns a call as a request that no connection carries.
+/// Returns a call as a request that does not need a connection.
 pub(super) fn post_echo(mcp: &Mcp, id: u32) -> http::Request<Body> {
     post(mcp, &mcp.call_message(id, "echo", json!({ "text": "x" })))
 }
 
-/// Returns an owner that does not listen.
+/// Returns an owner that is not listening.
 pub(super) fn unreachable_owner() -> Owner {
     Owner {
         address: "127.0.0.1:1".parse().unwrap(),
@@ -140,7 +142,7 @@ pub(super) fn unreachable_owner() -> Owner {
     }
 }
 
-/// Closes a session on an instance. That instance is still the owner in the directory.
+/// Closes a session on an instance that remains its owner in the directory.
 pub(super) async fn close_session(node: &Node, mcp: &Mcp) {
     node.routing()
         .sessions

@@ -40,7 +40,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Starts an owner with a grace, and an instance that reaches it if `can_reach_owner`.
+/// Starts an owner with a grace, and an instance that can reach it if `can_reach_owner`.
 async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     let a = Setup::with_grace().start(directory).await;
     let b = Setup {
@@ -53,7 +53,7 @@ async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     [a, b]
 }
 
-/// Starts such a pair on a new directory, and opens a session at the owner.
+/// Starts such a pair on a new directory and opens a session at the owner.
 async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], Mcp) {
     let directory = directory();
     let nodes = start_pair(&directory, can_reach_owner).await;
@@ -61,7 +61,7 @@ async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], M
     (directory, nodes, mcp)
 }
 
-/// Waits until the other end closes a connection, without a reset.
+/// Waits until the peer closes a connection, without a reset.
 async fn until_closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
     within("the relay to disconnect", stream.read_to_end(&mut sent))
@@ -79,7 +79,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
         pass(SECOND).await;
     }
     assert!(a.witness.is_running("a"));
-    // The call is not cancelled later either, while its client may be returning.
+    // Nor is the call cancelled later, while its client may be on its way back.
     pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
@@ -93,7 +93,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
 async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() {
     let (_directory, [a, b], mcp) = start_pair_with_session(false).await;
     a.detach(&mcp, 1, "a").await;
-    // Any request of the session shows that its client exists.
+    // Any request in the session shows that its client is still there.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
     assert_eq!(call.head().await.status, 503);
     pass(CLIENT_BACKOFF - 2 * SECOND).await;
@@ -104,7 +104,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
-/// The owner could not be looked up. The directory recovers before the grace ends.
+/// Looking up the owner has failed, and the directory recovers before the grace ends.
 #[tokio::test]
 async fn a_client_turned_away_because_of_a_failed_lookup_keeps_its_call() {
     let (directory, [a, b], mcp) = start_pair_with_session(true).await;
@@ -122,7 +122,7 @@ async fn a_client_turned_away_because_of_a_failed_lookup_keeps_its_call() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The end of the empty body of a resume arrives 10 s late. For example, a proxy ends an HTTP/2 stream with a separate frame. The owner
+/// The end of a resume's empty body arrives 10 s late, for example because a proxy ends an HTTP/2 stream with a separate frame. The owner
 /// itself does not wait for that body.
 #[tokio::test]
 async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
@@ -138,7 +138,7 @@ async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
         resumed.send_chunked_head(&resume).await;
         pass(10 * SECOND).await;
         resumed.end_chunks().await;
-        let status = within("a head", resumed.head()).await.status;
+        let status = within("a response head", resumed.head()).await.status;
         assert_eq!((status, a.witness.is_running(&label)), (200, true));
     }
 }
@@ -159,7 +159,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     }
 }
 
-/// An earlier heartbeat of an instance proves nothing about the last moment of the grace.
+/// An instance's earlier heartbeat proves nothing about the last moment of the grace.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
@@ -169,14 +169,14 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     pass(HEARTBEAT_INTERVAL + SECOND).await;
     assert!(a.witness.is_running("a"));
 
-    // The lease of `b` has lapsed by then, and `b` may have turned clients away before.
+    // By then `b`'s lease has lapsed, and `b` may have turned clients away before that.
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
     assert!(a.witness.is_running("a"));
     pass(CLIENT_BACKOFF).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
-/// The connection of the relay is established, but no byte arrives on it.
+/// The relay's connection is established, but carries no response.
 #[tokio::test]
 async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
     let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
@@ -191,11 +191,11 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
         .insert(hash(&mcp), Ownership::begin(owner));
     let waiting = b.client_of(&mcp).resume(&last_event_id).await;
     let (relay, _) = silent.accept().await.unwrap();
-    // Less than the time for which a relay may wait for a head.
+    // Less than a relay may wait for a response head.
     pass(GRACE + Duration::from_secs(2)).await;
     assert!(a.witness.is_running("a"));
 
-    // The client gives up, and the relay with it.
+    // The client gives up, and with it the relay.
     waiting.fin();
     until_closed(relay).await;
     pass(CLIENT_BACKOFF + GRACE).await;
@@ -213,7 +213,7 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
     assert_eq!(b.routing().turned_away.age(Instant::now()), None);
 }
 
-/// The path to the owner breaks. The owner detects the end of the previous connection after the client was turned away.
+/// The path to the owner breaks, and the owner does not detect that the old connection has ended until the client has been turned away.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_its_call() {
     let directory = directory();
@@ -285,7 +285,9 @@ async fn a_client_that_retries_in_time_keeps_its_call() {
     }
 }
 
-/// A layer between the cluster's and the library's answers the first resume with 503, for example because it sheds load.
+/// Adds a layer that answers the first resume with 503, as if shedding load.
+///
+/// It is between the cluster's layer and the library's.
 fn shed_first_resume(app: Router) -> Router {
     let shed = AtomicBool::new(false);
     let shed = Arc::new(shed);
@@ -332,7 +334,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     }
 }
 
-/// A response to a made-up event id, or in a made-up session, concerns no call here. It does not postpone a cancel.
+/// A response to a made-up event id, or in a made-up session, concerns no local call, so it does not postpone a cancel.
 #[tokio::test]
 async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_call() {
     let directory = directory();
@@ -364,8 +366,8 @@ async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_c
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
 }
 
-/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace is longer. A client waits as long after a 503,
-/// as the TypeScript SDK does.
+/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace is longer. After a 503 the client waits just as
+/// long, as the TypeScript SDK does.
 #[tokio::test]
 async fn a_client_that_waits_for_the_servers_retry_after_a_503_keeps_its_call() {
     let directory = directory();

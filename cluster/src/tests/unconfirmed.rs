@@ -1,4 +1,4 @@
-//! Sessions whose records differ from what their instance has, and late writes.
+//! Sessions whose records differ from what their instance holds, and late writes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     membership::heartbeat::HEARTBEAT_INTERVAL,
 };
 
-/// Every request takes this long, and deletions fail.
+/// Delays every request by this long and makes deletions fail.
 #[derive(Debug)]
 struct NoDeletions(Duration);
 
@@ -36,7 +36,7 @@ impl Gate for NoDeletions {
     }
 }
 
-/// The first write of a restored session fails, and the directory returns empty.
+/// The first write of a restored session fails, and then the directory returns empty.
 #[tokio::test]
 async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     let memory = MemoryDirectory::default();
@@ -57,13 +57,13 @@ async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     for second in 0..40 {
         pass(SECOND).await;
         let answered = status(&c.client_of(&mcp), 10 + second).await;
-        assert_eq!(answered, 503, "after {second} s");
+        assert_eq!(answered, 503, "{second} s later");
         assert!(b.has(&mcp));
     }
 }
 
-/// The first write of a restored session fails. Then the directory is unreachable for longer than the lease. Another instance claims the
-/// session in the meantime.
+/// The first write of a restored session fails, and then the directory is unreachable for longer than the lease, so another instance claims
+/// the session.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();
@@ -84,18 +84,18 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
-    // The directory answers again and takes 450 ms for each `register`.
+    // The directory answers again, taking 450 ms for each `register`.
     link_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
     while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
     }
     let mut call = at_b.call(3, "hold", json!({ "label": "late" })).await;
-    let head = within("a head", call.head()).await.status;
+    let head = within("a response head", call.head()).await.status;
     run_other_tasks().await;
     assert_eq!(b.witness.starts("late"), 0, "{head}");
 }
 
-/// The directory returns empty or has evicted a record, while the owner shuts down.
+/// The directory returns empty, or has evicted a record, while the owner is shutting down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut results = Vec::new();
@@ -146,7 +146,7 @@ async fn new_sessions_begin_although_a_deletion_fails() {
         let mut statuses = Vec::new();
         for _ in 0..5 {
             let mut opened = a.initialize().await;
-            statuses.push(within("a head", opened.head()).await.status);
+            statuses.push(within("a response head", opened.head()).await.status);
         }
         assert!(a.routing().heartbeat.consistent_since().is_some());
         assert_eq!(statuses, [200; 5], "{time} ms");

@@ -1,4 +1,4 @@
-//! Requests and answers that no peer of the cluster sent.
+//! Requests and answers that were not sent by a peer of the cluster.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::relay::filter::PeersFilter;
 
-/// Returns a request to the peer listener, with the given headers.
+/// Returns a request to the peer listener with the given headers.
 fn request_with(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
     mcp.call_request(1, "echo", json!({ "text": "x" }))
         .headers(fields.iter().copied())
@@ -58,7 +58,9 @@ async fn the_peer_listener_accepts_only_the_secret() {
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
 
-/// A peer's request for a session that is not here is not looked up, relayed or started. The peer gets 421 before it sends the body.
+/// A peer's request for a session that is not local is not looked up, relayed or started.
+///
+/// The peer gets 421 before it sends the body.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
@@ -97,7 +99,7 @@ async fn an_owner_with_another_secret_is_not_a_peer() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// Instances of two successive steps are members at the same time.
+/// During a rolling restart, instances from successive steps are members at the same time.
 #[tokio::test]
 async fn a_secret_is_changed_by_rolling_restarts() {
     let steps = [
@@ -142,7 +144,7 @@ async fn a_response_that_is_not_from_a_peer_is_discarded() {
     }
 }
 
-/// A client that writes into the directory does not choose where requests are sent.
+/// A client that can write to the directory must not be able to choose where requests are sent.
 #[tokio::test]
 async fn no_request_is_sent_to_an_address_that_is_not_allowed_for_peers() {
     let directory = directory();
@@ -156,10 +158,10 @@ async fn no_request_is_sent_to_an_address_that_is_not_allowed_for_peers() {
     let mcp = owner.session(&b).await;
     let reply = mcp.post_raw("{}", &[]).await;
     assert_eq!(reply.status, 503);
-    // A connection from that address is refused, too.
+    // Nor is a connection from that address accepted.
     let mut refused = Connection::open(b.me.address).await;
     assert_eq!(refused.closed().await, "");
-    // The owner has received no request before this one.
+    // This is the first request that the owner receives.
     let other = Node::start(&directory).await;
     let through = other
         .client(mcp.session_id().unwrap())

@@ -1,4 +1,6 @@
-//! Standard output and standard error that cannot be written. The only effect is missing lines.
+//! Standard output and standard error that cannot be written to.
+//!
+//! This must have no effect other than missing lines.
 
 use std::{
     io::{Write as _, pipe},
@@ -55,13 +57,13 @@ impl Fault {
             redirections,
             stderr,
             options: &["--grace=3s"],
-            // A pipe that is not read is full after 64 KiB.
+            // A pipe that is not read fills up after 64 KiB.
             variables: &[("RUST_LOG", "trace")],
             ..Setup::default()
         }
     }
 
-    /// Returns `true` if the write of a line fails, so that the line is counted as dropped.
+    /// Returns `true` if writing a line fails, so that it counts as dropped.
     fn drops_lines(self) -> bool {
         matches!(
             self,
@@ -93,7 +95,7 @@ async fn a_closed_or_full_output_affects_only_the_log() {
     .await;
 }
 
-/// Capacity of a pipe that is not read: 64 KiB on Linux.
+/// How much fits into a pipe that is not read: 64 KiB on Linux.
 const PIPE: usize = 64 * 1024;
 
 #[tokio::test]
@@ -108,7 +110,7 @@ async fn a_program_that_cannot_start_ends_although_nothing_reads_its_error() {
     program.stderr(stderr).kill_on_drop(true);
     let mut program = program.spawn().expect("the program");
 
-    let status = within("the program to end", program.wait()).await;
+    let status = within("the program to exit", program.wait()).await;
     assert_eq!(status.expect("a child").code(), Some(1));
     drop(unread);
 }

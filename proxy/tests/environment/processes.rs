@@ -1,7 +1,7 @@
-//! Processes of sessions that do what no server should do.
+//! Session processes that do what no server should.
 //!
-//! The process of the session under test serves as usual. The fault happens to the process of another session, or to a second
-//! call, so that the table also covers whether one session harms another.
+//! The process of the session under test serves as usual. The fault happens to another session's process, or to a second call, so that the
+//! table also covers whether one session can harm another.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ impl Fault {
         }
     }
 
-    /// Returns `true` if the process exits. Its call ends with an error that has the exit status.
+    /// Returns `true` if the process exits, so that its call ends with an error giving the exit status.
     fn ends_process(self) -> bool {
         matches!(self, Self::Exits | Self::Aborts)
     }
@@ -62,9 +62,9 @@ async fn a_process_that_misbehaves_affects_no_other_session() {
     run(&Fault::ALL, cell).await;
 }
 
-/// Checks that a fault has its effect in one session and none in the session under test.
+/// Checks that a fault has its effect in one session, but none in the session under test.
 async fn cell(fault: Fault, phase: Phase) {
-    // A session cannot be started while the program drains.
+    // No session can be started while the program is draining.
     let is_draining = phase == Phase::Draining;
     let first_phase = if is_draining {
         Phase::CallInFlight
@@ -80,8 +80,8 @@ async fn cell(fault: Fault, phase: Phase) {
     }
     let (tool, arguments) = fault.tool();
     let mut call = other.call(1, tool, arguments).await;
-    let answer = within("an answer to the other", call.answer()).await;
-    let answer = answer.expect("an answer to the other");
+    let answer = within("the other session's answer", call.answer()).await;
+    let answer = answer.expect("the other session's answer");
     if fault.ends_process() {
         let message = answer["error"]["message"].as_str().expect("an error");
         assert!(message.contains("has exited"), "{answer}");
@@ -125,9 +125,9 @@ async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() 
     }
 }
 
-/// Checks what the client gets from a script, and that no process remains.
+/// Checks what a script's client gets, and that no process is left.
 ///
-/// A script that is a server answers. For any other the client gets an error.
+/// Scripts that act as a server answer. For all others the client gets an error.
 async fn check_script(script: Script) {
     let answers = r#"read line; echo '{"jsonrpc":"2.0","id":"i","result":{}}'"#;
     let text = match script {

@@ -1,6 +1,6 @@
-//! Descriptors and memory that are used up.
+//! Running out of descriptors and memory.
 //!
-//! The program has no files of its own. The effect of a full disk on its log is in `output`.
+//! The program has no files of its own. What a full disk does to its log is covered by `output`.
 
 use tokio::net::TcpStream;
 
@@ -20,7 +20,7 @@ enum Fault {
     LittleMemory,
 }
 
-/// Number of connections of other clients: more than `ulimit -n` allows.
+/// How many connections other clients open, which is more than `ulimit -n` allows.
 const EXTRA_CONNECTIONS: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,7 +48,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if matches!(fault, Fault::ManyConnections) {
         for _ in 0..EXTRA_CONNECTIONS {
             let connection = TcpStream::connect(started.addr).await;
-            // A program that drains accepts no connection once its call has ended.
+            // A draining program accepts no more connections once its call has ended.
             assert!(connection.is_ok() || phase == Phase::Draining);
             connections.extend(connection);
         }

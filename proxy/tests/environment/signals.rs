@@ -1,4 +1,4 @@
-//! Signals: an end in time, an end at once, or nothing.
+//! Signals, which end the program in time, end it at once, or do nothing.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Starts a drain or ends the program at once during a drain.
+    /// Starts a drain, or ends the program at once if it is already draining.
     Ends(Signal),
-    /// A terminal that closes.
+    /// The terminal closes.
     HangsUp,
     /// Starts a drain, and then ends the program at once.
     Twice(Signal),
     ChangesNothing(Signal),
     StopsAndContinues,
-    /// SIGHUP of a program that `nohup` started.
+    /// A SIGHUP to a program started by `nohup`.
     IgnoredHangup,
 }
 
@@ -48,7 +48,7 @@ async fn a_signal_ends_the_program_in_time_or_changes_nothing() {
 
 async fn cell(fault: Fault, phase: Phase) {
     let mut setup = Setup {
-        // The drain waits for a client that has disconnected, and for answers.
+        // The drain waits for a disconnected client, and for answers.
         options: &["--drain=5s"],
         ..Setup::default()
     };
@@ -68,7 +68,7 @@ async fn cell(fault: Fault, phase: Phase) {
         }
         Fault::HangsUp => {
             started.signal(Signal::HUP);
-            // A program without a call may have ended by then. Its log can still be read.
+            // A program without a call may already have exited, but its log can still be read.
             started.reach_log("waiting up to").await;
             started.signal(Signal::HUP);
             ends_after_its_calls(&mut started, phase).await;
@@ -98,9 +98,9 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Checks that the program answers calls in flight before it ends.
+/// Checks that the program answers the calls in flight before it exits.
 ///
-/// A client that has disconnected can resume for its answer.
+/// A client that has disconnected can resume to get its answer.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,
@@ -112,7 +112,7 @@ async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     assert!(started.logged().contains("drained"), "{}", started.logged());
 }
 
-/// Checks that the client of this phase is served, and that only SIGTERM ends the program.
+/// Checks that this phase's client is served, and that only SIGTERM ends the program.
 async fn keeps_serving(started: &mut Started, phase: Phase) {
     started.client_is_served(phase).await;
     if phase == Phase::Draining {

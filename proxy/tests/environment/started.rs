@@ -1,4 +1,4 @@
-//! The program in front of the scripted server, in a phase.
+//! The program in front of the scripted server, in a given phase.
 
 use std::{
     fs,
@@ -26,28 +26,28 @@ use crate::{
     table::Phase,
 };
 
-/// Interval of checks for states without an event.
+/// How often to check for states that no event announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long the tool of a cell works, in seconds.
+/// How long a cell's tool works, in seconds.
 const WORK: f64 = 1.5;
 
-/// Maximum time of a drain, with a margin for a loaded machine: 12 s.
+/// How long a drain may take, with a margin for loaded machines.
 const DRAIN: Duration = Duration::from_secs(12);
 
 /// How the program is started.
 pub(crate) struct Setup {
     /// What a shell does before it becomes the program, such as `ulimit`.
     pub(crate) preparation: &'static str,
-    /// Redirections of the program.
+    /// Redirections for the program.
     pub(crate) redirections: &'static str,
     pub(crate) options: &'static [&'static str],
-    /// Variables of its environment.
+    /// Variables in its environment.
     pub(crate) variables: &'static [(&'static str, &'static str)],
     pub(crate) stderr: Reader,
 }
 
-/// What happens to the pipe that is the program's standard error.
+/// What happens to the pipe that serves as the program's standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
     Reads,
@@ -55,7 +55,7 @@ pub(crate) enum Reader {
     NeverReads,
 }
 
-/// A running program in a phase. Its drop kills the program.
+/// A running program in a given phase, which is killed on drop.
 pub(crate) struct Started {
     program: Child,
     pub(crate) addr: SocketAddr,
@@ -63,7 +63,7 @@ pub(crate) struct Started {
     log: Arc<Mutex<String>>,
     _unread: Option<ChildStderr>,
     tool_log: PathBuf,
-    /// Descriptors of the program before the first client.
+    /// The descriptors that the program had open before the first client.
     descriptors: usize,
     pub(crate) client: Option<Mcp>,
     processes: Vec<Pid>,
@@ -88,7 +88,7 @@ impl Default for Setup {
 // === impl Started ===
 
 impl Started {
-    /// Starts the program, and brings it into a phase.
+    /// Starts the program and gets it into a phase.
     pub(crate) async fn in_phase(setup: Setup, phase: Phase) -> Self {
         let mut started = Self::start(setup).await;
         if phase != Phase::BeforeInitialize {
@@ -122,17 +122,16 @@ impl Started {
         Self::in_front_of(setup, &[]).await
     }
 
-    /// Starts the program in front of a command. An empty command means the scripted server.
+    /// Starts the program in front of a command, or of the scripted server if that is empty.
     pub(crate) async fn in_front_of(setup: Setup, command_line: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
         let tool_log = std::env::temp_dir().join(name);
         let [addr, admin] = [free_address(), free_address()];
-        // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot reset that for the programs that it
-        // starts.
+        // The tests may be running with SIGHUP ignored, as under `nohup`, which a shell cannot undo for the programs that it starts.
         let mut command = Command::new("/usr/bin/env");
-        // A test's environment has none of the program's options.
+        // None of the program's options are set in a test's environment.
         let clean = Program::command(&[]);
         for (name, value) in clean.get_envs() {
             if value.is_none() {
@@ -193,13 +192,13 @@ impl Started {
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(self.admin).await.is_err() {
             let ended = self.program.try_wait().expect("a status");
-            assert_eq!(ended, None, "the program does not start: {}", self.logged());
-            assert!(Instant::now() < until, "the program never listens");
+            assert_eq!(ended, None, "the program did not start: {}", self.logged());
+            assert!(Instant::now() < until, "the program is not listening");
             sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Opens a session, with a process that has a child of its own.
+    /// Opens a session whose process has a child of its own.
     pub(crate) async fn initialize(&mut self) {
         let client = Mcp::stateless(self.addr, "/mcp").version("2025-11-25");
         let client = within("a session", client.connect()).await;
@@ -213,7 +212,7 @@ impl Started {
         self.client = Some(client);
     }
 
-    /// Checks that the client gets the answers of this phase, as if there had been no fault.
+    /// Checks that the client gets this phase's answers as if there had been no fault.
     pub(crate) async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize => self.initialize().await,
@@ -239,7 +238,10 @@ impl Started {
                 assert!(answer["result"].is_object(), "{answer}");
             }
         }
-        assert!(!self.has_log_entry("cancelled first"), "a false cancel");
+        assert!(
+            !self.has_log_entry("cancelled first"),
+            "a cancel without a cause"
+        );
     }
 
     /// Checks that a call whose client never resumes is cancelled at the server.
@@ -253,7 +255,7 @@ impl Started {
         self.reach_log_entry("cancelled abandoned").await;
     }
 
-    /// Checks that the session can be deleted, and that no process and no descriptor of it remains.
+    /// Checks that the session can be deleted without any process or descriptor being left behind.
     pub(crate) async fn session_leaves_no_state(&mut self) {
         let client = self.client.take().expect("a session");
         assert_eq!(within("DELETE", client.delete()).await, 204);
@@ -261,10 +263,10 @@ impl Started {
         self.descriptors_are_as_before().await;
     }
 
-    /// Waits until the program has no more descriptors than before the first client.
+    /// Waits until the program has no more descriptors open than before the first client.
     pub(crate) async fn descriptors_are_as_before(&self) {
         let until = Instant::now() + Duration::from_secs(10);
-        // The handler of a signal such as SIGCHLD may keep one descriptor.
+        // A signal handler, such as SIGCHLD's, may keep one descriptor open.
         while self.count_descriptors() > self.descriptors + 1 {
             let now = self.count_descriptors();
             let before = self.descriptors;
@@ -273,22 +275,22 @@ impl Started {
         }
     }
 
-    /// Checks that the program ends in time without an error, and that its processes end.
+    /// Checks that the program exits in time without an error, and that its processes do too.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
         let status =
-            status.unwrap_or_else(|_| panic!("the program keeps running: {}", self.logged()));
+            status.unwrap_or_else(|_| panic!("the program is still running: {}", self.logged()));
         assert!(status.success(), "{status}: {}", self.logged());
         self.until_processes_exited().await;
     }
 
-    /// Sends SIGTERM, and checks that the program ends in the time of a drain.
+    /// Sends SIGTERM and checks that the program exits within the time for a drain.
     pub(crate) async fn ends_by_sigterm(&mut self) {
         self.signal(Signal::TERM);
         self.ends_within(DRAIN).await;
     }
 
-    /// Checks that the program ends in the time of a drain.
+    /// Checks that the program exits within the time for a drain.
     pub(crate) async fn drains(&mut self) {
         self.ends_within(DRAIN).await;
     }
@@ -302,7 +304,9 @@ impl Started {
         }
     }
 
-    /// Waits until the processes do not exist any more. An ended one may wait for the init process to reap it.
+    /// Waits until the processes no longer exist.
+    ///
+    /// One that has exited may still be waiting for the init process to reap it.
     pub(crate) async fn until_processes_exited(&mut self) {
         for pid in self.processes.drain(..) {
             let exists = || {
@@ -314,13 +318,13 @@ impl Started {
                     sleep(POLL_INTERVAL).await;
                 }
             };
-            within("the processes of the session to end", ended).await;
+            within("the session's processes to exit", ended).await;
         }
     }
 
-    /// Checks that no process is left in the group of a session.
+    /// Checks that no processes are left in a session's process group.
     ///
-    /// An ended one may wait for the init process to reap it.
+    /// One that has exited may still be waiting for the init process to reap it.
     pub(crate) fn assert_no_child(&self) {
         let log = self.logged();
         let started: Vec<&str> = log
@@ -364,7 +368,7 @@ impl Started {
         within("a drain", drains).await;
     }
 
-    /// Returns the metrics of the program.
+    /// Returns the program's metrics.
     pub(crate) async fn metrics(&self) -> String {
         let metrics = Request::new("GET", "/metrics");
         let reply = within("metrics", Connection::fetch(self.admin, &metrics)).await;
@@ -407,17 +411,17 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // It may have ended.
-        let _killed = self.program.kill();
-        let _reaped = self.program.wait();
-        let _removed = fs::remove_file(&self.tool_log);
+        // It may already have exited.
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+        let _ = fs::remove_file(&self.tool_log);
     }
 }
 
 /// Returns an address with a free port.
 ///
-/// Port 0 would not do, because some tests cannot read the chosen port from the log. Below 32,768 the kernel does not assign a
-/// port to a connection, so the port is still free when the program listens.
+/// Port 0 would not do, because some tests cannot read the chosen port from the log. The kernel assigns no ports below 32,768 to
+/// connections, so this one is still free when the program starts to listen.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");

@@ -4,7 +4,7 @@ use std::{any::Any, fmt::Debug, panic::AssertUnwindSafe};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-/// The program's state when the fault happens.
+/// What the program is doing when the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     BeforeInitialize,
@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     Draining,
 }
 
-/// Number of cells that run at a time: 4. Chosen because they mostly wait.
+/// How many cells run at a time. They mostly wait.
 const MAX_CONCURRENT: usize = 4;
 
 // === impl Phase ===
@@ -31,7 +31,7 @@ impl Phase {
     ];
 }
 
-/// Runs the cells of these rows, or one of each row, and reports every cell that fails.
+/// Runs these rows' cells, or one from each row, and reports every cell that fails.
 pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase)) {
     let is_all = std::env::var("MCP_PROXY_TEST_CELLS").is_ok_and(|cells| cells == "all");
     let cells = rows.iter().enumerate().flat_map(|(number, row)| {
@@ -61,7 +61,7 @@ pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase
     );
 }
 
-/// Returns the text of a panic, or an empty string if it has none.
+/// Returns a panic's message, or an empty string if it has none.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied())

@@ -1,6 +1,6 @@
-//! An upstream that fails.
+//! Upstreams that fail.
 //!
-//! The fault happens to a call of another session, so that the table also covers whether one session harms another.
+//! The fault happens to another session's call, so that the table also covers whether one session can harm another.
 
 use crate::{
     support::{
@@ -14,18 +14,18 @@ use crate::{
 enum Fault {
     /// Refuses connections for a while.
     Refuses,
-    /// Resets the connection after it has received the request.
+    /// Resets the connection after receiving the request.
     Resets,
-    /// Receives the request, and never answers.
+    /// Receives the request but never answers.
     Hangs,
     /// Redirects to another host.
     Redirects,
     Unavailable,
-    /// Answers, and closes its connection while no request is in flight on it.
+    /// Answers, and then closes its connection while no request is in flight on it.
     ClosesKeptAlive,
 }
 
-/// A proxy in a phase of call 7 of the session `s`.
+/// A proxy in some phase of call 7 in session `s`.
 struct Served {
     upstream: Upstream,
     proxy: Running,
@@ -102,7 +102,7 @@ async fn cell(fault: Fault, phase: Phase) {
                     .await;
                 let reply = within("a reply", other.reply()).await;
                 assert_eq!((reply.status, reply.text()), (200, answer.as_str()));
-                // A request that is sent while the connection closes would be lost.
+                // A request sent while the connection is closing would be lost.
                 received.close().await;
             }
         }
@@ -141,14 +141,14 @@ impl Served {
         served
     }
 
-    /// Starts the call, up to its first event.
+    /// Starts the call and reads up to its first event.
     async fn begin(&mut self) {
         let mut client = Connection::sending(self.proxy.addr, &session_call("7")).await;
         let mut received = self.upstream.next_request().await;
         received.stream().await;
         let progress = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
         received.chunk(&format!("data: {progress}\n\n")).await;
-        assert_eq!(within("a head", client.head()).await.status, 200);
+        assert_eq!(within("a response head", client.head()).await.status, 200);
         let first = within("an event", client.event()).await;
         self.first_event = first.expect("an event").id.expect("an id");
         self.client = Some(client);
@@ -172,7 +172,7 @@ impl Served {
         assert!(answer.expect("the answer")["result"].is_object());
     }
 
-    /// Checks that the client gets the answers of this phase, as if there had been no fault.
+    /// Checks that the client gets this phase's answers as if there had been no fault.
     async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize | Phase::Idle => {
@@ -187,7 +187,7 @@ impl Served {
                     .header("mcp-protocol-version", "2025-11-25")
                     .header("last-event-id", &self.first_event);
                 let mut resumed = Connection::sending(self.proxy.addr, &resume).await;
-                assert_eq!(within("a head", resumed.head()).await.status, 200);
+                assert_eq!(within("a response head", resumed.head()).await.status, 200);
                 if phase == Phase::ClientAway {
                     self.answer().await;
                 }
@@ -197,7 +197,7 @@ impl Served {
         }
     }
 
-    /// Sends call 8 of the session `t`.
+    /// Sends call 8 in session `t`.
     async fn begin_other(&self) -> Connection {
         let mut other = Connection::open(self.proxy.addr).await;
         let request = post(&call("8"))
@@ -207,7 +207,9 @@ impl Served {
         other
     }
 
-    /// Returns the reply to call 8. `fault` is what the upstream does with its request, or `None` if none arrives.
+    /// Returns the reply to call 8.
+    ///
+    /// `fault` is what the upstream does with the request, or `None` if none will arrive.
     async fn reply_to_other(&self, fault: Option<fn(ReceivedRequest)>) -> Reply {
         let mut other = self.begin_other().await;
         if let Some(fault) = fault {
@@ -216,7 +218,7 @@ impl Served {
         within("a reply", other.reply()).await
     }
 
-    /// Checks that the upstream receives the cancel of call 8.
+    /// Checks that the upstream receives the cancel for call 8.
     async fn other_is_cancelled(&self) {
         let cancel = self.upstream.next_request().await;
         let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");
@@ -226,7 +228,7 @@ impl Served {
         cancel.answer("202 Accepted", "").await;
     }
 
-    /// Checks that the upstream received nothing else, and that the proxy ends in time.
+    /// Checks that the upstream has received nothing else, and that the proxy exits in time.
     async fn ends(mut self) {
         self.proxy.calls_reach(0).await;
         assert!(
@@ -239,7 +241,7 @@ impl Served {
     }
 }
 
-/// The client gets the same status with the same body.
+/// The client gets the same status and body.
 #[tokio::test]
 async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_served() {
     let (upstream, proxy) = Running::start(&[]).await;

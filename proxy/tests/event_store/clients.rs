@@ -1,4 +1,4 @@
-//! Access to streams: what a client needs to resume one, and the credentials that the proxy sends for a client.
+//! What a client needs to resume a stream, and which credentials the proxy sends on its behalf.
 
 use std::time::Duration;
 
@@ -17,7 +17,9 @@ fn with_headers(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> 
     request
 }
 
-/// Starts a call with these header fields. Returns its client, its server and the id of its first event.
+/// Starts a call with these header fields.
+///
+/// Returns its client, its server and the id of its first event.
 async fn begin_call(
     setup: &mut Setup,
     fields: &[(&'static str, &str)],
@@ -47,7 +49,7 @@ async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_acc
                 "{field} {other:?}"
             );
         }
-        // The owner still has the stream and resumes without a `ping`.
+        // The owner still has the stream and can resume without a `ping`.
         server.message(&answer(1)).await;
         assert_eq!(owner.event().await.unwrap().data, answer(1));
         let same = [
@@ -63,7 +65,7 @@ async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_acc
     }
 }
 
-/// Hosted servers take their key in the query (`?api_key=`), or in the path.
+/// Hosted servers take their key in the query (`?api_key=`) or in the path.
 #[tokio::test(start_paused = true)]
 async fn a_client_with_another_key_in_its_url_gets_an_answer_only_if_the_server_accepts_it() {
     for (owner_url, other_url) in [
@@ -162,7 +164,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
     }
 }
 
-/// A client may resume all streams of a session with a fresh token at once. Servers route answers by their ids.
+/// A client may resume all of a session's streams with a fresh token at once, and servers route answers by their ids.
 #[tokio::test(start_paused = true)]
 async fn each_ping_has_an_id_of_its_own() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -178,7 +180,7 @@ async fn each_ping_has_an_id_of_its_own() {
 
 /// A gateway that never ends its answer delays the client for at most 10 s.
 #[tokio::test(start_paused = true)]
-async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
+async fn a_ping_answer_that_never_ends_is_a_refusal() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
@@ -207,21 +209,21 @@ async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
         let (name, _) = id.rsplit_once('.').unwrap();
         let (_, bits) = name.rsplit_once('-').unwrap();
         assert_eq!(bits.len(), 32, "{id}");
-        // No two names share their first or their second half.
+        // No two names share their first or second half.
         assert!(names.insert(bits[..16].to_owned()) && names.insert(bits[16..].to_owned()));
         assert_eq!(store.resume(SESSION, id).unwrap().status(), 200);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_id_of_an_earlier_start_of_the_proxy_is_not_forwarded_to_the_server() {
+async fn an_event_id_from_before_a_proxy_restart_is_not_forwarded_to_the_server() {
     let mut earlier = Setup::started(WITH_PRIMING).await;
     let (mut client, _server) = earlier.call(1).await;
     let last = client.event().await.unwrap();
     let mut setup = Setup::started(WITH_PRIMING).await;
     assert_eq!(setup.resumed(&last).await.status, 400);
     assert!(setup.arrived.is_empty());
-    // An id of the server, or of a proxy in front of another server, is forwarded.
+    // An id from the server, or from a proxy in front of another server, is forwarded.
     for id in [
         "1",
         "mcp-1",
@@ -242,7 +244,7 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
         &[("authorization", "new")],
     ));
     let ping = setup.next().await;
-    // The server is busy with the tool, and answers the `ping` only afterwards.
+    // The server is busy with the tool and does not answer the `ping` until it is done.
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert!(setup.arrived.is_empty(), "no cancel");
     server.message(&answer(1)).await;
@@ -275,7 +277,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
     assert_eq!(setup.outcome().await, orphaned);
 }
 
-/// The path may have a fresh key, for example. To the layer, a session belongs to its path.
+/// The path may contain a fresh key, for example. To the layer, a session belongs to its path.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -287,10 +289,10 @@ async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_
     setup.next().await.pong();
     let client = in_time(waiting).await.unwrap();
     tokio::time::sleep(Duration::from_secs(120)).await;
-    assert!(setup.arrived.is_empty(), "its client reads");
+    assert!(setup.arrived.is_empty(), "its client is reading");
     drop(client);
     tokio::time::sleep(Duration::from_secs(19)).await;
-    assert!(setup.arrived.is_empty(), "its client may resume");
+    assert!(setup.arrived.is_empty(), "its client may still resume");
     tokio::time::sleep(Duration::from_secs(2)).await;
     let cancel = setup.next().await;
     assert!(cancel.body.contains("notifications/cancelled"));
@@ -311,7 +313,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
     let waiting = setup.send(with_headers(resumed(SESSION, &last), &new));
     setup.next().await.pong();
     drop(in_time(waiting).await.unwrap());
-    // Credentials that the server refuses are not used.
+    // Credentials that the server has refused are not used.
     let waiting = setup.send(with_headers(
         resumed(SESSION, &last),
         &[("authorization", "refused")],
@@ -329,7 +331,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_of_the_client_has_its_own_credentials() {
+async fn a_cancel_sent_by_the_client_has_its_own_credentials() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, _last) = begin_call(&mut setup, &[("authorization", "call")]).await;
     let _waiting = setup.send(with_headers(
@@ -340,9 +342,7 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
     assert_eq!(cancel.headers["authorization"], "other");
 }
 
-/// The server cuts its stream, as SEP-1699 allows.
-///
-/// The call's token expires before the proxy requests the rest.
+/// The server cuts its stream, as SEP-1699 allows, and the call's token expires before the proxy requests the rest.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -353,7 +353,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     assert_eq!(rest_request.headers["authorization"], "old");
     rest_request.status(401);
     assert_eq!(client.event().await, None, "the client has to resume");
-    // The client may not know that its token has expired.
+    // The client might not know yet that its token has expired.
     let waiting = setup.send(with_headers(
         resumed(SESSION, &last),
         &[("authorization", "old")],
@@ -403,7 +403,7 @@ async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
     for is_fast in [true, false] {
-        // The proxy has seen no `initialize`.
+        // The proxy has not seen an `initialize`.
         let mut setup = Setup::with(Limits::default());
         let request = with_headers(
             posted(SESSION, call(1)),
@@ -466,7 +466,7 @@ async fn a_cancel_names_the_call_as_its_client_wrote_it() {
     }
 }
 
-/// Answers cancels as a server that accepts the fresh token only.
+/// Answers cancels like a server that accepts only the fresh token.
 async fn expect_cancel_with_fresh_token(setup: &mut Setup) {
     let cancel = in_time(setup.next()).await;
     assert!(cancel.body.contains(r#""requestId":1"#));
@@ -478,7 +478,7 @@ async fn expect_cancel_with_fresh_token(setup: &mut Setup) {
     cancel.status(202);
 }
 
-/// The token of the call expires while the call is running. The client has sent other requests of the session with a fresh one.
+/// The call's token expires while the call is running, but the client has sent other requests in the session with a fresh one.
 #[tokio::test(start_paused = true)]
 async fn the_cancel_of_a_call_whose_token_has_expired_reaches_the_server() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -500,7 +500,7 @@ async fn the_cancel_of_a_call_whose_token_has_expired_reaches_the_server() {
     expect_cancel_with_fresh_token(&mut setup).await;
 }
 
-/// The client has resumed another call of the session with a fresh token.
+/// The client has resumed another of the session's calls with a fresh token.
 #[tokio::test(start_paused = true)]
 async fn the_token_of_a_resume_counts_for_cancels_of_other_calls() {
     let mut setup = Setup::started(WITH_PRIMING).await;

@@ -1,8 +1,8 @@
-//! The event store between a server that the test controls and the layer that cancels.
+//! The event store between a server controlled by the test and the layer that cancels.
 
 #![allow(
     clippy::restriction,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
 mod clients;
@@ -61,7 +61,7 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
     tokio::time::sleep(Duration::from_secs(10)).await;
     server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
-    // Later than the grace, and earlier than the end of the retention.
+    // Past the grace, but before the retention ends.
     tokio::time::sleep(Duration::from_secs(50)).await;
     assert!(setup.arrived.is_empty(), "no cancel");
     assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
@@ -120,7 +120,7 @@ async fn the_last_of_two_clients_that_resume_reads_the_stream() {
     );
     let mut second = setup.resumed(&primed).await;
     assert_eq!(first.event().await, None);
-    // A client whose stream was taken over has not disconnected.
+    // A client whose stream has been taken over has not disconnected.
     tokio::time::sleep(AFTER_GRACE).await;
     assert!(setup.arrived.is_empty());
     server.answer().await;
@@ -279,7 +279,7 @@ async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_clien
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
+async fn an_event_too_large_to_keep_reaches_a_client_that_is_reading() {
     let (setup, mut client, primed, server) = Setup::primed().await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
@@ -296,7 +296,7 @@ async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
         assert_eq!(client.event().await, None);
     };
     tokio::join!(sent, read);
-    // The event was not kept. A client that missed it gets an error.
+    // The event was not kept, so a client that has missed it gets an error.
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest.len(), 1);
     assert!(rest[0].contains("-32603"), "{rest:?}");
@@ -385,7 +385,7 @@ async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_session_ends_its_streams_and_none_of_another_session() {
+async fn the_end_of_a_session_ends_only_its_own_streams() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     let other = setup.send(posted("other", call(1)));
     let other_server = setup.next().await.events();
@@ -441,7 +441,7 @@ async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pas
         passed.status(405);
         assert_eq!(in_time(waiting).await.unwrap().status, 405);
     }
-    // No other client took over the stream.
+    // No other client has taken over the stream.
     assert_eq!(setup.store.stats().resumes, 0);
 }
 
@@ -489,8 +489,8 @@ async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_before_the_head_closes_the_stream() {
-    // The event store knows only the first session. It starts the other one at the response's head and gets that
-    // cancel from the call's token.
+    // The event store knows only the first session. It does not start the other one until it sees the response head, and learns of that
+    // cancel from the call's cancellation token.
     for session in [SESSION, "other"] {
         let mut setup = Setup::started(WITHOUT_PRIMING).await;
         let waiting = setup.send(posted(session, call(1)));
@@ -519,7 +519,7 @@ async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
+async fn a_slow_json_answer_becomes_an_event_that_can_be_resumed() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -537,7 +537,7 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
+async fn a_slow_json_answer_with_a_byte_order_mark_becomes_an_event_without_it() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -566,7 +566,7 @@ async fn a_batch_with_the_answer_is_the_answer() {
     assert_eq!(client.rest().await, [batch]);
 }
 
-/// Servers send `identity` so that middleware does not compress their streams.
+/// Servers send `identity` to keep middleware from compressing their streams.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
     let marked = |content_type: &str, body: String| {
@@ -943,7 +943,7 @@ struct Log(std::sync::mpsc::Sender<()>);
 
 impl std::io::Write for Log {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        // No client reads after the test.
+        // No receiver is left once the test is over.
         let _ = self.0.send(());
         Ok(line.len())
     }
@@ -960,7 +960,7 @@ async fn cancel_within_ten_minutes(setup: &mut Setup) -> Option<String> {
     body.contains("notifications/cancelled").then_some(body)
 }
 
-/// A reverse proxy in front of the server cuts the response of a silent tool, after 60 s. The server, and its tool, know nothing of it.
+/// After 60 s, a reverse proxy in front of the server cuts a silent tool's response, which neither the server nor the tool notices.
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_answer() {
     let (mut setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
@@ -969,10 +969,10 @@ async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_
     let rest = client.rest().await;
     assert!(rest[1].contains("ended before its answer"), "{rest:?}");
     let cancel = cancel_within_ten_minutes(&mut setup).await;
-    assert!(cancel.is_some(), "the tool runs on for nobody");
+    assert!(cancel.is_some(), "the tool keeps running for nobody");
 }
 
-/// A client that adds the field to headers that have it already.
+/// A client might add the field to headers that already have it.
 #[tokio::test(start_paused = true)]
 async fn a_resume_that_repeats_its_header_field_gets_the_events() {
     let (setup, primed, server) = Setup::detached().await;
@@ -985,9 +985,9 @@ async fn a_resume_that_repeats_its_header_field_gets_the_events() {
     assert!(text.contains(&answer(1)), "{text}");
 }
 
-/// Many servers close the streams of a call before they answer the client's own cancel, or its DELETE.
+/// Many servers close a call's streams before they answer the client's own cancel or DELETE.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_call_that_its_client_ends_is_not_a_lost_answer() {
+async fn a_call_ended_by_its_client_is_not_a_lost_answer() {
     for deletes in [true, false] {
         let (mut setup, _client, server) = Setup::called(WITHOUT_PRIMING).await;
         let waiting = if deletes {
@@ -1022,10 +1022,10 @@ async fn a_server_whose_gateway_gave_up_with_an_error_of_its_own_is_notified() {
     let rest = client.rest().await;
     assert!(rest[1].contains("gone"), "{rest:?}");
     let cancel = cancel_within_ten_minutes(&mut setup).await;
-    assert!(cancel.is_some(), "the tool runs on for nobody");
+    assert!(cancel.is_some(), "the tool keeps running for nobody");
 }
 
-/// The client has an event stream by then. A gateway in front of the server gives up, or the server itself refuses.
+/// By then the client has an event stream. A gateway in front of the server gives up, or the server itself refuses.
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_gateway_gave_up_is_notified_that_no_client_waits_for_the_answer() {
     for (status, is_cancelled) in [(504, true), (502, true), (404, false), (500, false)] {
@@ -1041,7 +1041,7 @@ async fn a_server_whose_gateway_gave_up_is_notified_that_no_client_waits_for_the
     }
 }
 
-/// The client resumes, and reads that its call has ended with an error.
+/// The client resumes, and learns that its call has ended with an error.
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_for_the_answer() {
     let (mut setup, primed, server) = Setup::detached().await;
@@ -1052,13 +1052,13 @@ async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_fo
     let rest = setup.resumed(&primed).await.rest().await;
     assert!(rest[255].contains(r#""id":1,"error""#), "{}", rest[255]);
     let cancel = cancel_within_ten_minutes(&mut setup).await;
-    assert!(cancel.is_some(), "the tool runs on for nobody");
+    assert!(cancel.is_some(), "the tool keeps running for nobody");
 }
 
-/// Clients begin sessions and never delete them, as the TypeScript SDK's do. Their sessions have no stream for long.
+/// Clients open sessions and never delete them, as those using the TypeScript SDK do. For a long time those sessions have no streams.
 #[tokio::test(start_paused = true)]
-async fn sessions_that_nobody_uses_any_more_leave_room_for_new_ones() {
-    // The minimum of `--buffer`, and a gateway whose session ids are long.
+async fn unused_sessions_make_room_for_new_ones() {
+    // The minimum for `--buffer`, and a gateway with long session ids.
     for (bytes, id_length) in [(1 << 20, 32), (64 << 20, 8_000)] {
         let store = EventStore::new(Limits {
             bytes,
@@ -1073,14 +1073,14 @@ async fn sessions_that_nobody_uses_any_more_leave_room_for_new_ones() {
         let stream = session.and_then(|session| session.open(Call::new("1")?));
         assert!(
             stream.is_some(),
-            "no room for a session, {} sessions without a stream have {} bytes",
+            "no room for a session: {} sessions without a stream take up {} bytes",
             store.stats().sessions,
             store.stats().buffer_bytes
         );
     }
 }
 
-/// A session with a stream that its client may resume, and one of a request in flight.
+/// A session with a stream that its client may resume, and one with a request in flight.
 #[tokio::test(start_paused = true)]
 async fn sessions_in_use_are_kept_when_there_is_no_room() {
     let store = EventStore::new(Limits {
@@ -1102,9 +1102,9 @@ async fn sessions_in_use_are_kept_when_there_is_no_room() {
     assert!(open(in_flight, "1").is_some());
 }
 
-/// Servers log, and their clients read no standalone stream.
+/// Servers log, and their clients do not read the standalone stream.
 #[tokio::test(start_paused = true)]
-async fn log_events_that_nobody_reads_leave_room_for_other_sessions() {
+async fn unread_log_events_make_room_for_other_sessions() {
     let store = EventStore::new(Limits {
         bytes: 1 << 20,
         ..Limits::default()
@@ -1119,7 +1119,7 @@ async fn log_events_that_nobody_reads_leave_room_for_other_sessions() {
         let session = session.expect("room for a session");
         let stream = session.open_standalone().expect("room for a stream");
         for _ in 0..64 {
-            let _dropped = stream.push_now(StoreEvent::message(log.as_bytes(), None));
+            let _ = stream.push_now(StoreEvent::message(log.as_bytes(), None));
         }
         logging.push((session, stream));
     }

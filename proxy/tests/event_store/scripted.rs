@@ -1,4 +1,4 @@
-//! A server that the test controls, and a client in front of the layer and the event store.
+//! A server controlled by the test, and a client in front of the layer and the event store.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,7 @@ use tower_layer::Layer;
 /// A revision whose clients support priming events.
 pub const WITH_PRIMING: &str = "2025-11-25";
 
-/// The session of the tests.
+/// The session that the tests use.
 pub const SESSION: &str = "s";
 
 /// The server. Each request waits for the test to answer it.
@@ -36,7 +36,7 @@ pub struct Arrived {
     answer: oneshot::Sender<Response<Body>>,
 }
 
-/// A stream of events that the server writes.
+/// An event stream written by the server.
 pub struct Events(mpsc::Sender<Result<Bytes, std::io::Error>>);
 
 /// The layer and the event store, between the server and its clients.
@@ -106,7 +106,7 @@ fn status(status: u16) -> Response<Body> {
 
 impl Arrived {
     pub fn answer(self, response: Response<Body>) {
-        // Fails if the request was aborted.
+        // Fails if the request has been aborted.
         let _ = self.answer.send(response);
     }
 
@@ -128,13 +128,13 @@ impl Arrived {
         self.json(&pong);
     }
 
-    /// Returns the id of the message, as JSON text.
+    /// Returns the message's id as JSON text.
     pub fn id(&self) -> String {
         let message: serde_json::Value = serde_json::from_str(&self.body).unwrap();
         message["id"].to_string()
     }
 
-    /// Answers with a stream of events, which the test writes. Its drop ends the stream.
+    /// Answers with an event stream, which the test writes and which ends when it is dropped.
     pub fn events(self) -> Events {
         let (events, frames) = mpsc::channel(1);
         let frames = futures_util::stream::unfold(frames, async |mut frames| {
@@ -160,7 +160,10 @@ impl Arrived {
 impl Events {
     pub async fn send(&self, text: impl AsRef<[u8]>) {
         let frame = Bytes::copy_from_slice(text.as_ref());
-        self.0.send(Ok(frame)).await.expect("the event store reads");
+        self.0
+            .send(Ok(frame))
+            .await
+            .expect("the event store is reading");
     }
 
     pub async fn message(&self, json: &str) {
@@ -176,16 +179,16 @@ impl Events {
         self.message(&answer(1)).await;
     }
 
-    /// Ends the stream with an error of its connection.
+    /// Ends the stream with a connection error.
     pub async fn cut(self) {
         let error = std::io::Error::other("cut");
         self.0
             .send(Err(error))
             .await
-            .expect("the event store reads");
+            .expect("the event store is reading");
     }
 
-    /// Waits until the reader is dropped.
+    /// Waits until the reader has been dropped.
     pub async fn closed(&self) {
         self.0.closed().await;
     }
@@ -203,7 +206,7 @@ pub fn answer(id: u32) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[]}}}}"#)
 }
 
-/// Returns the answer to a `ping` whose id is JSON text.
+/// Returns the answer to a `ping` whose id is given as JSON text.
 pub fn pong_of(id: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#)
 }
@@ -253,7 +256,7 @@ impl Setup {
         }
     }
 
-    /// Creates a setup whose session has started, by a client that requested this revision.
+    /// Creates a setup with a session, opened by a client that requested this revision.
     pub async fn started(revision: &str) -> Self {
         Self::started_with(revision, Limits::default()).await
     }
@@ -276,14 +279,14 @@ impl Setup {
         setup
     }
 
-    /// Creates a setup whose server answers call 1 with a stream of events.
+    /// Creates a setup whose server answers call 1 with an event stream.
     pub async fn called(revision: &str) -> (Self, Stream, Events) {
         let mut setup = Self::started(revision).await;
         let (client, server) = setup.call(1).await;
         (setup, client, server)
     }
 
-    /// Does the same for a client that has read the priming event.
+    /// Like [`Setup::called`], with a client that has read the priming event.
     pub async fn primed() -> (Self, Stream, Seen, Events) {
         Self::primed_with(Limits::default()).await
     }
@@ -295,7 +298,7 @@ impl Setup {
         (setup, client, primed, server)
     }
 
-    /// Does the same for a client that has then disconnected.
+    /// Like [`Setup::primed`], with a client that has since disconnected.
     pub async fn detached() -> (Self, Seen, Events) {
         Self::detached_with(Limits::default()).await
     }
@@ -310,10 +313,12 @@ impl Setup {
     pub async fn next(&mut self) -> Arrived {
         in_time(self.arrived.recv())
             .await
-            .expect("the server exists")
+            .expect("the server still exists")
     }
 
-    /// Sends a request in a task of its own. Dropping the handle does not stop it. Aborting the task drops the request.
+    /// Sends a request in its own task.
+    ///
+    /// Dropping the handle does not stop it, but aborting the task drops the request.
     pub fn send(&self, request: Request<Body>) -> tokio::task::JoinHandle<Stream> {
         let service = self.service.clone();
         tokio::spawn(async move {
@@ -342,16 +347,18 @@ impl Setup {
         in_time(self.resume(last)).await.unwrap()
     }
 
-    /// Starts a call that the server answers with a stream of events.
+    /// Starts a call that the server answers with an event stream.
     pub async fn call(&mut self, id: u32) -> (Stream, Events) {
         let waiting = self.post(call(id));
         let events = self.next().await.events();
         (in_time(waiting).await.unwrap(), events)
     }
 
-    /// Returns the outcome of the next call that ends.
+    /// Returns the outcome of the next call to end.
     pub async fn outcome(&mut self) -> Outcome {
-        in_time(self.ended.recv()).await.expect("the layer exists")
+        in_time(self.ended.recv())
+            .await
+            .expect("the layer still exists")
     }
 
     /// Drops everything but the event store.
@@ -370,7 +377,7 @@ pub fn posted(session: &str, body: impl Into<String>) -> Request<Body> {
         .unwrap()
 }
 
-/// Returns a GET in a session that resumes after the event with this id.
+/// Returns a GET in a session, resuming after the event with this id.
 pub fn resumed(session: &str, last: &str) -> Request<Body> {
     Request::get("/mcp")
         .header("mcp-session-id", session)
@@ -383,7 +390,7 @@ pub fn resumed(session: &str, last: &str) -> Request<Body> {
 // === impl Stream ===
 
 impl Stream {
-    /// Returns the next event, or `None` at the end.
+    /// Returns the next event, or `None` at the end of the stream.
     pub async fn event(&mut self) -> Option<Seen> {
         loop {
             let block = in_time(self.block()).await?;
@@ -406,7 +413,7 @@ impl Stream {
         }
     }
 
-    /// Returns the data of all events until the end.
+    /// Returns the data of all remaining events.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         while let Some(seen) = self.event().await {
@@ -415,7 +422,7 @@ impl Stream {
         rest
     }
 
-    /// Reads the next frame, which may end within an event.
+    /// Reads the next frame, which may end in the middle of an event.
     pub async fn read_frame(&mut self) {
         let frame = self.body.frame().await.unwrap().unwrap();
         let bytes = frame.into_data().unwrap();
@@ -424,7 +431,7 @@ impl Stream {
 
     /// Returns the next event or comment, without the blank line that ends it.
     pub async fn block(&mut self) -> Option<String> {
-        // The position from which the buffer has not been searched yet.
+        // The buffer has already been searched up to here.
         let mut from = 0;
         loop {
             if let Some(end) = self.buffer[from..].find("\n\n") {
@@ -454,7 +461,7 @@ pub async fn in_time<T>(future: impl IntoFuture<Output = T>) -> T {
         .expect("the future completes in time")
 }
 
-/// Runs all tasks that do not wait for time.
+/// Runs all tasks that are not waiting for time to pass.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

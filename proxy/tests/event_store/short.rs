@@ -1,4 +1,4 @@
-//! Streams without room: which events are dropped first, and which are retained.
+//! Streams that run out of room: which events are dropped first, and which are retained.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ fn large_answer(id: u32, size: usize) -> String {
     )
 }
 
-/// The connection breaks before the client has received more than the first event.
+/// The connection breaks when the client has received no more than the first event.
 #[tokio::test(start_paused = true)]
-async fn a_request_of_the_server_is_not_lost_with_the_connection() {
+async fn a_server_request_is_not_lost_with_the_connection() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     server.message(&request_of(7)).await;
     for count in 0..300 {
@@ -41,7 +41,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
     assert_eq!(rest[rest.len() - 1], answer(1));
 }
 
-/// Calls fill the limit of a session with log lines. Then an answer arrives.
+/// Calls fill a session's limit with log lines before an answer arrives.
 #[tokio::test(start_paused = true)]
 async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
@@ -71,7 +71,7 @@ async fn log_events_are_dropped_before_an_answer_of_any_length() {
     }
 }
 
-/// The log line fits in `READ_ALLOWANCE`.
+/// The log line fits into `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
 async fn a_log_event_of_three_kilobytes_is_read_without_room() {
     let limits = Limits {
@@ -101,7 +101,7 @@ async fn a_log_event_without_room_does_not_end_its_call() {
     assert_eq!(rest.last(), Some(&answer(1)));
 }
 
-/// The client takes a part of a log line that is too large to keep, and disconnects.
+/// The client takes part of a log line that is too large to keep, and disconnects.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
@@ -121,7 +121,7 @@ async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
-/// A request from the server that is too large to keep.
+/// Returns a request from the server that is too large to keep.
 fn large_request() -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
@@ -146,7 +146,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let resume = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
     let resume = resume
         .await
-        .expect("the server is asked for the rest")
+        .expect("the server should be asked for the rest")
         .unwrap();
     assert_eq!(resume.headers["last-event-id"], "up-1");
     let server = resume.events();
@@ -191,7 +191,7 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
     closed
         .await
-        .expect("the stream is closed within ten minutes");
+        .expect("the stream should be closed within ten minutes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +209,7 @@ async fn a_gap_is_counted_once_its_stream_is_removed() {
 }
 
 #[tokio::test]
-async fn an_event_store_has_room_for_its_maximum_of_sessions() {
+async fn an_event_store_has_room_for_its_maximum_number_of_sessions() {
     let limits = Limits {
         sessions: 5_000,
         bytes: 1 << 30,
@@ -303,7 +303,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
         drop(server);
         assert_eq!(client.rest().await, ["", line]);
         assert_eq!(setup.outcome().await, Outcome::Completed);
-        // The same holds for a slow JSON answer.
+        // The same is true of a slow JSON answer.
         let waiting = setup.post(call(1));
         let arrived = setup.next().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -312,7 +312,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
     }
 }
 
-/// The client has an event stream of the proxy by then, which cannot have a compressed part.
+/// By then the client has an event stream from the proxy, no part of which can be compressed.
 #[tokio::test(start_paused = true)]
 async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -327,7 +327,7 @@ async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reaso
     assert!(rest[1].contains("is compressed"), "{rest:?}");
 }
 
-/// Reads to the end, which must be the whole answer.
+/// Reads to the end of the stream, which must bring the whole answer.
 async fn expect_whole(mut client: Stream, whole: &str) {
     let rest = client.rest().await;
     assert!(
@@ -351,7 +351,7 @@ async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of
     expect_whole(client, &whole).await;
 }
 
-/// The client resumes 50 s after the end of its call, and reads its answer for more than 10 s.
+/// The client resumes 50 s after its call has ended, and takes more than 10 s to read the answer.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
     let (setup, client, primed, server) = Setup::primed().await;
@@ -366,8 +366,8 @@ async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
     expect_whole(client, &whole).await;
 }
 
-/// The connection breaks after the proxy has written the whole answer to it. The client resumes, and reads the answer again
-/// while other answers of its session take up the room.
+/// The connection breaks after the proxy has written the whole answer to it. The client resumes and reads the answer again, while other
+/// answers in its session use up the room.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
     let mut setup = Setup::started(WITH_PRIMING).await;
@@ -387,7 +387,7 @@ async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
         server.message(&large_answer(id, 900_000)).await;
         drop(server);
         settle().await;
-        // The last ones find no room.
+        // There is no room for the last ones.
         while let Ok(cancel) = setup.arrived.try_recv() {
             cancel.status(202);
         }

@@ -1,4 +1,4 @@
-//! The memory that the event store uses for clients that have disconnected.
+//! The memory that the event store uses for disconnected clients.
 
 use std::{
     convert::Infallible,
@@ -22,12 +22,12 @@ const SESSIONS: usize = 40;
 const CALLS: usize = 40;
 const BUFFER: usize = 8 << 20;
 
-/// Maximum memory of the test itself for a call: its request, its client and its server.
+/// How much memory the test itself may use per call, for its request, client and server.
 const TEST_OVERHEAD: usize = 1 << 10;
 
-/// Returns the frames that the server sends for each call: 100 kB in all.
+/// Returns the frames that the server sends for each call, 100 kB in total.
 ///
-/// They are progress, requests and the answer. All streams share their bytes.
+/// They are progress, requests and the answer, and their bytes are shared by all streams.
 fn frames() -> Vec<Bytes> {
     let event = |json: String| Bytes::from(format!("data: {json}\n\n"));
     let padding = |size| "x".repeat(size);
@@ -73,7 +73,7 @@ async fn check_events() {
     };
     let store = EventStore::new(limits);
     let service = Resumable::new(server, store.clone());
-    // A first call, because some allocations stay.
+    // A first call, because some allocations are there to stay.
     call_and_disconnect(service.clone(), "first").await;
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
@@ -94,7 +94,7 @@ async fn check_events() {
     }
     let peak = MEMORY.peak_usage() - before;
     let allowed = BUFFER + SESSIONS * CALLS * TEST_OVERHEAD;
-    println!("{kept} bytes counted at most, {peak} allocated, {allowed} allowed");
+    println!("at most {kept} bytes counted, {peak} allocated, {allowed} allowed");
     assert!(kept > BUFFER / 2, "the flood was too small: {kept}");
     assert!(peak <= allowed, "{peak} of {allowed}");
     while store.stats().streams > 0 {
@@ -117,7 +117,7 @@ fn answer(
     ready(Ok(response))
 }
 
-/// Calls, reads the first frame, and disconnects.
+/// Makes a call, reads the first frame and disconnects.
 async fn call_and_disconnect<S>(service: S, session: &str)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
@@ -132,7 +132,7 @@ where
 }
 
 #[test]
-fn long_ids_of_events_are_counted() {
+fn long_event_ids_are_counted() {
     run_alone(check_ids);
 }
 

@@ -1,11 +1,11 @@
-//! Floods: memory stays within its bounds, however much data is not read.
+//! Floods: memory stays within its bounds, no matter how much data is left unread.
 //!
-//! The allocator counts for the whole process, so this is a process of its own. One test at a time.
+//! The allocator counts for the whole process, so this is a process of its own, which runs one test at a time.
 #![cfg(unix)]
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
 use std::sync::{Mutex, PoisonError};
@@ -19,9 +19,9 @@ mod program;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Runs a test alone, once all memory of the previous one is freed.
+/// Runs a test on its own, once all of the previous one's memory has been freed.
 ///
-/// The memory of its runtime counts as well.
+/// The memory used by its runtime counts as well.
 fn run_alone(test: impl AsyncFnOnce()) {
     static LOCK: Mutex<()> = Mutex::new(());
     let _locked = LOCK.lock().unwrap_or_else(PoisonError::into_inner);

@@ -30,31 +30,31 @@ use crate::{MEMORY, run_alone};
 const MIB: usize = 1024 * 1024;
 const BUFFER: usize = 16 * MIB;
 
-/// Maximum additional memory, for connections and the work on them.
+/// How much more memory connections and the work on them may take.
 const MAX_OVERHEAD: usize = BUFFER / 4;
 
 const SESSIONS: usize = 10;
 const CALLS: usize = 4;
 
-/// Number of events of each call.
+/// How many events each call gets.
 const EVENTS: usize = 64;
 
-/// Size of the text in an event.
+/// The size of the text in an event.
 const EVENT_SIZE: usize = 16 * 1024;
 
-/// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
+/// The receive buffer of a client that does not read, so that the kernel buffers little for it.
 const SMALL: u32 = 4 * 1024;
 
-/// Time without progress after which the flood counts as ended. Nothing signals its end.
+/// How long without progress before the flood counts as over, as nothing announces that.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// A server over HTTP that answers each call with the flood.
+/// An HTTP server that answers each call with the flood.
 struct Server {
     addr: SocketAddr,
     written: Arc<AtomicUsize>,
 }
 
-/// A file with the flood, for a server on stdin and stdout. Its drop removes the file.
+/// A file with the flood, for a server on stdin and stdout. It is removed on drop.
 struct File(PathBuf);
 
 #[test]
@@ -85,9 +85,9 @@ fn without_an_event_store_a_flood_takes_little() {
 #[test]
 fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
     run_alone(async || {
-        let file = File::of_the_flood();
+        let file = File::with_flood();
         let result = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"0"}}"#;
-        // `initialize`, its notification, and then calls, whose tokens are 1 and so on.
+        // `initialize`, its notification, and then the calls, whose tokens are 1, 2 and so on.
         let script = format!(
             r#"read -r line; id=${{line#*\"id\":}}; id=${{id%%,*}}; id=${{id%%\}}*}}
             printf '{{"jsonrpc":"2.0","id":%s,"result":%s}}\n' "$id" '{result}'
@@ -102,14 +102,16 @@ fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
     });
 }
 
-/// Returns the maximum growth of the memory of the proxy and this test. `written` counts the bytes that the server wrote.
+/// Returns how much the memory of the proxy and this test grows at most.
+///
+/// `written` counts the bytes that the server has written.
 async fn growth_under_flood(options: &[&str], written: &AtomicUsize) -> usize {
     let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
     let options = program_args.iter().chain(options).map(OsString::from);
     let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
     let addr = proxy.local_addr().unwrap();
     let served = tokio::spawn(proxy.serve(std::future::pending()));
-    // A first session, because some allocations stay.
+    // A first session, because some allocations are there to stay.
     let _first = open_session(addr).await;
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
@@ -142,7 +144,7 @@ async fn growth_under_flood(options: &[&str], written: &AtomicUsize) -> usize {
             }
         }
     };
-    within("the end of the flood", flood_end).await;
+    within("the flood to end", flood_end).await;
     let grown = MEMORY.peak_usage() - before;
     println!("{} KiB", grown / 1024);
     served.abort();
@@ -184,7 +186,7 @@ impl Server {
     }
 }
 
-/// Answers one request. Returns `None` if its client disconnects before the end.
+/// Answers one request. Returns `None` if its client disconnects early.
 async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) -> Option<()> {
     let mut received = BytesMut::new();
     let (_, headers) = loop {
@@ -236,7 +238,7 @@ async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) 
                 stream.write_all(&chunk).await.ok()?;
                 written.fetch_add(chunk.len(), Ordering::Relaxed);
             }
-            // The server never answers the call, and waits for the end of the connection.
+            // The server never answers the call, and waits for the connection to close.
             stream.read_u8().await.ok().map(drop)
         }
         _ => {
@@ -249,7 +251,7 @@ async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) 
 // === impl File ===
 
 impl File {
-    fn of_the_flood() -> Self {
+    fn with_flood() -> Self {
         let name = format!("mcp-cancel-proxy-flood-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let line = progress("TOKEN") + "\n";
@@ -260,7 +262,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // It may have been removed already.
-        let _removed = fs::remove_file(&self.0);
+        // It may already have been removed.
+        let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! The pages and numbers that operators see.
+//! The pages and numbers that operators get to see.
 
 use std::net::SocketAddr;
 
@@ -101,7 +101,7 @@ async fn a_script_with_the_token_cancels_one_call() {
     }
     let get_cancel = with_token(Request::new("GET", &format!("/calls/{id}/cancel")));
     assert_eq!(Connection::fetch(admin, &get_cancel).await.status, 405);
-    assert_eq!(proxy.calls.len(), 1, "nothing was cancelled");
+    assert_eq!(proxy.calls.len(), 1, "nothing has been cancelled");
 
     let path = format!("/calls/{id}/cancel?process={process}");
     let done = Connection::fetch(admin, &with_token(Request::new("POST", &path))).await;
@@ -178,7 +178,7 @@ async fn a_proxy_is_ready_while_its_server_accepts_connections() {
     assert!(!upstream.has_more().await, "a probe is not a request");
 }
 
-/// Lists the tools of the server, which answers with `body`.
+/// Lists the server's tools, which it answers with `body`.
 async fn list_tools(proxy: &Running, upstream: &Upstream, kind: &str, body: &str) {
     let request = post(r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#)
         .header("mcp-protocol-version", "2025-11-25")
@@ -190,7 +190,7 @@ async fn list_tools(proxy: &Running, upstream: &Upstream, kind: &str, body: &str
     client.reply().await;
 }
 
-/// Calls a tool of the server, which answers at once.
+/// Calls one of the server's tools, which answers at once.
 async fn call_tool(proxy: &Running, upstream: &Upstream, tool: &str) {
     let call = call("1").replace("work", tool);
     let request = Request {
@@ -216,10 +216,10 @@ async fn a_tool_is_a_label_once_the_server_has_listed_it() {
         let mut lines = metrics.text().lines();
         lines.any(|line| line.starts_with("mcp_calls_started_total") && line.contains(&label))
     };
-    // The recorder of this process is shared with other tests, so the names are of this test only.
+    // The recorder is shared with other tests in this process, so these names are used by this test only.
     call_tool(&proxy, &upstream, "label-a").await;
     assert!(started("other").await);
-    assert!(!started("label-a").await, "no list has named it");
+    assert!(!started("label-a").await, "not in any list yet");
     let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"label-a"},{"name":"label-b"}],"nextCursor":"c"}}"#;
     list_tools(&proxy, &upstream, "application/json", list).await;
     let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"label-c"}]}}"#;
@@ -341,7 +341,7 @@ async fn idle_connections_block_other_operators_only_for_a_limited_time() {
     assert!((59..=66).contains(&open), "{open} s");
 }
 
-/// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
+/// On Linux all addresses in 127.0.0.0/8 are loopback addresses.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_calls_are_shown_on_any_loopback_address() {
@@ -460,7 +460,7 @@ async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
 }
 
 #[tokio::test]
-async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
+async fn every_proxy_metric_has_a_help_text_and_the_build_info_has_the_version() {
     let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
     let lines: Vec<&str> = metrics.text().lines().collect();
@@ -507,7 +507,7 @@ async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
     proxy.ended().await;
 }
 
-/// A server may show its environment to clients, as server-everything does (`get-env`).
+/// A server might show its environment to clients, as server-everything does (`get-env`).
 #[tokio::test]
 async fn a_command_does_not_inherit_the_token() {
     let script = r#"read line

@@ -1,4 +1,4 @@
-//! Options of the program, understood or refused with a reason.
+//! The program's options, which it understands or refuses with a reason.
 
 use std::{fs, net::TcpListener, path::PathBuf};
 
@@ -9,7 +9,7 @@ use crate::support::*;
 
 const UPSTREAM: &str = "--upstream=http://127.0.0.1:1/mcp";
 
-/// A configuration file that is removed with the test.
+/// A configuration file that is removed along with the test.
 struct File(PathBuf);
 
 impl File {
@@ -27,12 +27,12 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // The test may have removed it.
-        let _removed = fs::remove_file(&self.0);
+        // The test may have removed it already.
+        let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Returns the error for wrong arguments.
+/// Returns the error that wrong arguments cause.
 fn error_of(args: &[&str]) -> String {
     let (code, text) = Program::run(Program::command(args));
     assert_eq!(code, Some(2), "{text}");
@@ -46,7 +46,7 @@ fn without_a_server_the_error_names_the_options_for_one() {
 }
 
 #[test]
-fn a_wrong_option_is_named_with_the_nearest() {
+fn a_wrong_option_is_reported_with_the_nearest_one() {
     let text = error_of(&["--upsteam=http://a/"]);
     assert!(text.contains("'--upstream'"), "{text}");
     for (wrong, hint) in [
@@ -143,7 +143,7 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
             assert!(text.contains(option) || text.contains(&variable), "{text}");
         }
     }
-    // A value that a shell has split because it had no quotes, and misspelt options.
+    // A value that a shell has split for lack of quotes, and misspelt options.
     for args in [
         &["--header", "x-key:", "s3cret"][..],
         &["--headers=x-key: s3cret"],
@@ -199,7 +199,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
     }
 }
 
-/// This is not an error, because variables of other programs may have the same prefix.
+/// This is not an error, because other programs' variables may have the same prefix.
 #[tokio::test]
 async fn a_misspelt_variable_causes_a_warning_with_the_nearest_name() {
     let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
@@ -331,7 +331,7 @@ fn an_invalid_log_filter_is_an_error() {
 
 #[test]
 fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
-    // `verbose` is not a level, so it counts as the name of a target.
+    // `verbose` is not a level, so it counts as a target's name.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("RUST_LOG", filter);
@@ -739,7 +739,7 @@ async fn a_call_that_no_disconnect_cancels_because_of_its_id_is_logged_once() {
         upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
-    // Logged once, because a client may send many of these.
+    // Logged once, because a client might send many of these.
     program.signal(rustix::process::Signal::TERM);
     let (_, log) = program.ended().await;
     let lines = log.lines().filter(|line| line.contains("64-bit integer"));

@@ -20,7 +20,7 @@ fn preflight(origin: &str) -> String {
     )
 }
 
-/// Returns the head of the response to a GET. The server adds a CORS header of its own.
+/// Returns the response head of a GET, to which the server adds a CORS header of its own.
 async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
     let mut client = send(proxy, "GET", headers).await;
     let received = upstream.next_request().await;
@@ -30,7 +30,7 @@ async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
 }
 
 #[tokio::test]
-async fn a_preflight_request_of_an_allowed_page_is_answered() {
+async fn a_preflight_request_from_an_allowed_page_is_answered() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     for origin in [PAGE, "https://other.example.com"] {
         let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
@@ -48,7 +48,7 @@ async fn a_preflight_request_of_an_allowed_page_is_answered() {
     }
     assert!(
         !upstream.has_more().await,
-        "the server received a preflight request"
+        "the server has received a preflight request"
     );
 }
 
@@ -67,13 +67,13 @@ async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
 }
 
 #[tokio::test]
-async fn pages_of_other_origins_get_no_cors_headers() {
+async fn pages_from_other_origins_get_no_cors_headers() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "OPTIONS", &preflight("https://evil.example")).await;
     let head = client.head().await;
     assert_eq!(head.status, 403);
     assert_eq!(head.header("access-control-allow-origin"), None);
-    // A page of another port of this host may send requests.
+    // A page on another port of this host may send requests.
     let head = get(&proxy, &upstream, "origin: http://localhost:6274\r\n").await;
     let allowed = head.header("access-control-allow-origin");
     assert_ne!(allowed, Some("http://localhost:6274"));
@@ -92,9 +92,9 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
 
-/// Beside the origin `*`, browsers ignore `Access-Control-Allow-Credentials`. Beside the origin of the page they would not.
+/// Browsers ignore `Access-Control-Allow-Credentials` next to the origin `*`, but not next to the page's own origin.
 #[tokio::test]
-async fn a_header_of_the_server_gives_a_page_no_credentials() {
+async fn a_server_header_cannot_give_a_page_credentials() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
     let received = upstream.next_request().await;

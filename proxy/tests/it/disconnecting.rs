@@ -1,4 +1,4 @@
-//! The effects of disconnects on the server.
+//! What disconnects do to the server.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Accepts the next request from the server, which must be a cancel. Returns the id that it cancels.
+/// Accepts the server's next request, which must be a cancel, and returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
     let cancel = upstream.next_request().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
@@ -19,11 +19,11 @@ async fn cancel_of(upstream: &Upstream) -> Value {
     message["params"]["requestId"].clone()
 }
 
-/// Asserts that the server sees the end of the connection, and no cancel.
+/// Asserts that the server sees the connection end, but no cancel.
 async fn assert_only_closed(upstream: &Upstream, proxy: &Running, mut received: ReceivedRequest) {
     received.closed().await;
     proxy.calls_reach(0).await;
-    assert!(!upstream.has_more().await, "nothing is injected");
+    assert!(!upstream.has_more().await, "nothing must be injected");
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
+async fn an_http_2_stream_that_is_reset_is_closed_at_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let abandoned = connection.send(&stateless_call("1")).await;
@@ -97,7 +97,7 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     }
 }
 
-/// The client is connected, and gets an error.
+/// The client is still connected and gets an error.
 #[tokio::test]
 async fn a_session_call_whose_stream_is_cut_is_cancelled_unless_a_disconnect_does_not_cancel_it() {
     for (option, is_cancelled) in [
@@ -121,7 +121,7 @@ async fn a_session_call_whose_stream_is_cut_is_cancelled_unless_a_disconnect_doe
     }
 }
 
-/// To a server without sessions the end of the connection is the cancel.
+/// To a server without sessions, a closed connection is the cancel.
 #[tokio::test]
 async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
@@ -134,7 +134,7 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
                 client.head().await;
             }
             client.fin();
-            // Waits until the layer has detached the call, or ended it if there is no head.
+            // Waits until the layer has detached the call, or ended it if it has no head.
             while proxy.calls.len() > proxy.calls.detached() {
                 tokio::task::yield_now().await;
             }
@@ -147,7 +147,7 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     }
 }
 
-/// Each request may be a call of the tool, which the layer cannot read.
+/// Each of these requests may be a call of the tool, which the layer cannot tell.
 #[tokio::test]
 async fn a_request_that_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_well() {
     let without_version = call("1").replace(r#""jsonrpc":"2.0","#, "");
@@ -208,7 +208,7 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     proxy.calls_reach(0).await;
 }
 
-/// A time applies to clients that can resume. No client can resume a call without event ids.
+/// A time applies only to clients that can resume, and a call without event ids cannot be resumed.
 #[tokio::test]
 async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
@@ -314,7 +314,7 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
 
-/// The server refuses the cancel because of its load, then closes the connection to it.
+/// The server refuses the cancel because it is overloaded, and then closes the connection for the next one.
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
@@ -347,7 +347,7 @@ async fn a_cancel_that_the_server_refuses_is_sent_once() {
     assert!(!upstream.has_more().await);
 }
 
-/// The end of its connection cancels the call.
+/// Its call is cancelled by closing the connection.
 #[tokio::test]
 async fn a_call_without_a_session_shows_no_grace() {
     for option in ["--grace=1h", "--tool-grace=work=1h"] {
@@ -357,7 +357,7 @@ async fn a_call_without_a_session_shows_no_grace() {
             let request = if is_older {
                 post(&call("1")).header("mcp-protocol-version", "2025-11-25")
             } else {
-                // Requests of this revision have no session.
+                // Requests in this revision have no session.
                 stateless_call("1").header("mcp-session-id", "s")
             };
             client.send(&request).await;
@@ -373,9 +373,7 @@ async fn a_call_without_a_session_shows_no_grace() {
     }
 }
 
-/// The client does not read for longer than 30 s.
-///
-/// The kernel used to close such a connection then.
+/// The client does not read for more than 30 s, after which the kernel used to close such a connection.
 #[tokio::test]
 #[ignore = "takes 35 s"]
 async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {
@@ -385,7 +383,7 @@ async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() 
         let mut client = Connection::sending(proxy.addr, &stateless_call("1")).await;
         let mut received = upstream.next_request().await;
         received.stream().await;
-        // More than the client's receive buffer and what is unsent in the proxy's socket.
+        // More than fits into the client's receive buffer and the proxy's send buffer.
         let event = format!("data: {}\n\n", "x".repeat(1 << 20));
         let (client, ()) = tokio::join!(
             async {

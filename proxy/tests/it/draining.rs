@@ -1,4 +1,4 @@
-//! The shutdown of the program, in bounded time.
+//! Shutting down the program, in bounded time.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use tokio::time::sleep;
 
 use crate::support::*;
 
-/// Longer than it takes to close the connections without an answer: 800 ms.
+/// Longer than it takes to close the connections without an answer.
 const AFTER_CLOSING: Duration = Duration::from_millis(800);
 
-/// A window that is smaller than the events of `send_questions_and_the_answer`.
+/// A window too small for the events of `send_questions_and_the_answer`.
 ///
-/// So the client cannot receive them at once.
+/// This keeps the client from receiving them all at once.
 const SMALL_WINDOW: u32 = 64;
 
 /// Sends requests from the server, and then the answer.
@@ -105,7 +105,7 @@ async fn a_client_that_resumes_for_its_answer_gets_it() {
     proxy.ended().await;
 }
 
-/// The reconnect delay that the proxy sends is 1 s.
+/// The proxy sends a reconnect delay of 1 s.
 #[tokio::test]
 async fn a_client_that_was_asked_to_wait_gets_its_answer() {
     let (upstream, mut proxy) = Running::start(&["--grace=4s"]).await;
@@ -167,7 +167,7 @@ async fn an_answer_that_is_not_a_stream_may_take_the_whole_drain() {
     }
 }
 
-/// The layer does not track such a request. Only its connection keeps it in flight.
+/// The layer does not track such a request, so only its connection keeps it in flight.
 #[tokio::test]
 async fn an_answer_whose_head_has_not_arrived_may_take_the_whole_drain() {
     let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
@@ -333,7 +333,7 @@ async fn a_second_signal_ends_the_program_at_once() {
     client.closed().await;
 }
 
-/// A process manager signals a whole group, and npm in it forwards the signal.
+/// A process manager signals a whole process group, and npm, which is in that group, forwards the signal as well.
 #[tokio::test]
 async fn a_signal_that_arrives_twice_loses_no_call() {
     let upstream = Upstream::start().await;

@@ -11,7 +11,7 @@ use crate::support::*;
 /// A revision whose clients support priming events.
 const PRIMED: &str = "2025-11-25";
 
-/// The program in front of the scripted server, and the log of the server's tools.
+/// The program in front of the scripted server, and the log of that server's tools.
 struct Started {
     program: Program,
     addr: SocketAddr,
@@ -19,7 +19,7 @@ struct Started {
     tool_log: ToolLog,
 }
 
-/// The log of the scripted server. Its drop removes the file.
+/// The scripted server's log, which is removed on drop.
 struct ToolLog(PathBuf);
 
 // === impl Started ===
@@ -60,7 +60,9 @@ impl Started {
         })
     }
 
-    /// Calls the tool `work` and waits until it has started. Returns the call, and the id of its first event.
+    /// Calls the tool `work` and waits until it has started.
+    ///
+    /// Returns the call, and the id of its first event.
     async fn work(&self, seconds: u32) -> (Connection, String) {
         let arguments = json!({ "seconds": seconds, "label": "first" });
         let mut call = self.client.call(7, "work", arguments).await;
@@ -85,7 +87,7 @@ impl ToolLog {
 
     async fn reach(&self, what: &str) {
         let reached = async {
-            // Polled, because nothing signals a change of the file.
+            // Polled, because nothing announces a change to the file.
             while !self.contains(what) {
                 sleep(Duration::from_millis(5)).await;
             }
@@ -97,11 +99,13 @@ impl ToolLog {
 impl Drop for ToolLog {
     fn drop(&mut self) {
         // Fails if there is no file.
-        let _removed = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Waits until the processes no longer exist. An ended one may wait for the init process to reap it.
+/// Waits until the processes no longer exist.
+///
+/// One that has exited may still be waiting for the init process to reap it.
 async fn until_exited(processes: &[Pid]) {
     let exists = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
@@ -113,7 +117,7 @@ async fn until_exited(processes: &[Pid]) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    within("the processes to end", all_ended).await;
+    within("the processes to exit", all_ended).await;
 }
 
 #[tokio::test]
@@ -214,7 +218,7 @@ async fn a_second_signal_kills_all_processes_of_the_program() {
 }
 
 #[tokio::test]
-async fn a_command_is_found_at_its_path_only() {
+async fn a_command_is_served_only_at_its_path() {
     let started = Started::with("path", &[], &[]).await;
     for path in ["/", "/mcp/", "/.well-known/oauth-protected-resource"] {
         let reply = Connection::fetch(started.addr, &Request::new("GET", path)).await;
@@ -222,7 +226,7 @@ async fn a_command_is_found_at_its_path_only() {
     }
 }
 
-/// Starts the program in front of an upstream without an event store, in the session "s".
+/// Starts the program in front of an upstream without an event store, and opens the session "s".
 async fn start_in_front_of(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
     let url = format!("http://{}/mcp", upstream.addr);
     let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];
@@ -245,7 +249,7 @@ async fn start_in_front_of(upstream: &Upstream, options: &[&str]) -> (Program, M
     (program, client)
 }
 
-/// Starts a call. Returns it with the id of the first event of its stream, and the upstream's request.
+/// Starts a call, and returns it with the id of its stream's first event and the upstream's request.
 async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, ReceivedRequest) {
     let mut call = client.call(id, "work", json!({})).await;
     let mut received = upstream.next_request().await;
@@ -269,7 +273,7 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     assert_eq!(message["params"]["requestId"], 7);
     assert_eq!(cancel.headers["mcp-session-id"], "s");
     cancel.answer("202 Accepted", "").await;
-    // The upstream's stream would stay open otherwise.
+    // Otherwise the upstream's stream would stay open.
     received.closed().await;
 }
 
@@ -294,7 +298,7 @@ async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     assert_eq!(late.answer_event().await.expect("the answer").data, answer);
     assert!(
         !upstream.has_more().await,
-        "the upstream receives nothing of this"
+        "the upstream must not receive any of this"
     );
 }
 

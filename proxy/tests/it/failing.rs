@@ -1,4 +1,4 @@
-//! Servers that fail, and what their clients receive.
+//! Servers that fail, and what their clients get.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -7,7 +7,7 @@ use tokio::{
 
 use crate::support::*;
 
-/// Returns the URL of a port on which no server listens.
+/// Returns the URL of a port on which no server is listening.
 async fn unused_url() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
@@ -42,7 +42,7 @@ async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
     }
 }
 
-/// The test ends after the first message, because this machine trusts no test certificate.
+/// The test ends after the first message, because this machine does not trust any test certificate.
 #[tokio::test]
 async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -55,13 +55,13 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let mut greeting = vec![0; 512];
     let length = stream.read(&mut greeting).await.expect("a greeting");
     let greeting = &greeting[..length];
-    // A handshake of TLS 1, which contains the host.
+    // A TLS 1 handshake that contains the host.
     assert_eq!(greeting[..2], [0x16, 0x03]);
     assert!(greeting.windows(9).any(|name| name == b"localhost"));
     stream
         .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         .await
-        .expect("the proxy reads");
+        .expect("the proxy is reading");
     let reply = client.reply().await;
     assert_eq!((reply.status, &reply.json()["id"]), (502, &1.into()));
 }

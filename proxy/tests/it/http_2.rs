@@ -7,17 +7,17 @@ use tokio::{task::yield_now, time};
 
 use crate::support::*;
 
-/// Flow control window of a client that does not read: smaller than two events.
+/// The flow-control window of a client that does not read, which is smaller than two events.
 const SMALL_WINDOW: u32 = 64;
 
-/// Returns an event that must not be dropped, and fills a small window.
+/// Returns an event that must not be dropped and that fills a small window.
 fn question(id: u32) -> String {
     format!(
         "data: {{\"jsonrpc\":\"2.0\",\"id\":\"q{id}\",\"method\":\"roots/list\",\"params\":{{\"_meta\":{{\"n\":{id}}}}}}}\n\n"
     )
 }
 
-/// Accepts a cancel as the server. Returns the id that it cancels.
+/// Accepts a cancel as the server would, and returns the id that it cancels.
 async fn accept_cancel(cancel: ReceivedRequest) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");
@@ -38,7 +38,7 @@ async fn begin_call(
     (stream, received)
 }
 
-/// Checks that the call is answered, and that no further request reaches the server.
+/// Checks that the call is answered, and that no other request reaches the server.
 async fn assert_completes(
     upstream: &Upstream,
     mut stream: H2Stream,
@@ -62,7 +62,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
         streams.push(stream);
         requests.push(received);
     }
-    let (other, received_of_other) = begin_call(&upstream, &mut kept, "100").await;
+    let (other, other_received) = begin_call(&upstream, &mut kept, "100").await;
 
     lost.hang_up();
 
@@ -73,7 +73,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
     proxy.calls_reach(1).await;
-    assert_completes(&upstream, other, received_of_other, 100).await;
+    assert_completes(&upstream, other, other_received, 100).await;
 }
 
 #[tokio::test]
@@ -86,17 +86,17 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
         let proxy = Running::in_front_of(&upstream, options).await;
         let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
         let (abandoned, mut received) = begin_call(&upstream, &mut connection, "1").await;
-        let (other, mut received_of_other) = begin_call(&upstream, &mut connection, "2").await;
+        let (other, mut other_received) = begin_call(&upstream, &mut connection, "2").await;
         for id in 0..10 {
             received.chunk(&question(id)).await;
-            received_of_other.chunk(&question(id)).await;
+            other_received.chunk(&question(id)).await;
         }
 
         abandoned.reset();
 
         assert_eq!(accept_cancel(upstream.next_request().await).await, 1);
         proxy.calls_reach(1).await;
-        assert_completes(&upstream, other, received_of_other, 2).await;
+        assert_completes(&upstream, other, other_received, 2).await;
     }
 }
 
@@ -134,7 +134,7 @@ fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(field).collect()
 }
 
-/// Returns the connection preface (section 3.4) with the head of the first request.
+/// Returns the connection preface (section 3.4) and the head of the first request.
 fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
     let settings = frame(4, 0, 0, &[]);
@@ -142,7 +142,7 @@ fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     [preface, &settings, &head].concat()
 }
 
-/// Returns the fields of a call in a session.
+/// Returns the header fields of a call in a session.
 fn post_fields(authority: &str) -> [(&str, &str); 7] {
     [
         (":method", "POST"),
@@ -155,7 +155,7 @@ fn post_fields(authority: &str) -> [(&str, &str); 7] {
     ]
 }
 
-/// Opens a connection with call 1, which the server has received.
+/// Opens a connection with call 1, which the server has already received.
 async fn open_with_call(
     upstream: &Upstream,
     proxy: &Running,
@@ -226,7 +226,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
         assert!(open_for < 150, "the connection stays open");
         time::advance(Duration::from_secs(1)).await;
         open_for += 1;
-        // Lets the client and the proxy exchange their packets.
+        // Gives the client and the proxy time to exchange their packets.
         for _ in 0..100 {
             yield_now().await;
         }
@@ -241,7 +241,8 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
     assert!(stream.answer().await.expect("an answer")["result"].is_object());
 }
 
-/// A reverse proxy sends the requests of all its clients on one connection. Thirty of them hang up as soon as they have sent theirs.
+/// A reverse proxy sends all of its clients' requests on one connection, and thirty of the clients hang up as soon as they have sent
+/// theirs.
 #[tokio::test]
 async fn requests_that_are_reset_at_once_end_no_other_call_of_the_connection() {
     const RST_STREAM: u8 = 3;
@@ -258,7 +259,7 @@ async fn requests_that_are_reset_at_once_end_no_other_call_of_the_connection() {
         burst.extend(frame(RST_STREAM, 0, stream, &CANCEL));
     }
     client.write(&burst).await;
-    // The proxy has read the burst once it has forwarded another request, if the connection still exists.
+    // If the connection still exists, the proxy has read the burst by the time it forwards another request.
     let body = frame(0, 1, 63, call("2").as_bytes());
     client
         .write(&[frame(1, 4, 63, &block(&fields)), body].concat())

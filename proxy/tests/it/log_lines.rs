@@ -1,4 +1,4 @@
-//! The log lines of the program, as its README lists them.
+//! The program's log lines, as its README lists them.
 
 use std::{
     collections::BTreeSet,
@@ -9,7 +9,7 @@ use std::{
 /// The macros that log at info and above.
 const MACROS: [&str; 4] = ["info!(", "warn!(", "error!(", "log_call!("];
 
-/// Returns the Rust files in a folder and below it.
+/// Returns the Rust files in a folder and its subfolders.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -25,7 +25,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the code of a file without its tests.
+/// Returns a file's code without its tests.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("a source");
     let code = text.split("\n#[cfg(test)]\nmod tests {").next();
@@ -34,8 +34,8 @@ fn code(path: &Path) -> String {
 
 /// Returns the arguments of the macros with which the layer logs at info and above.
 ///
-/// The lines from `log_evicted` on are left out: the program has no handlers, and its layer retains no answers.
-fn calls_of_the_layer() -> Vec<&'static str> {
+/// The lines from `log_evicted` on are left out, because the program has no handlers and its layer retains no answers.
+fn layer_calls() -> Vec<&'static str> {
     let (code, _) = include_str!("../../../src/observe/log.rs")
         .split_once("fn log_evicted")
         .expect("the function");
@@ -65,7 +65,7 @@ fn message(arguments: &str) -> Option<String> {
     }
 }
 
-/// Replaces each `{…}` of a format string with `…`.
+/// Replaces each `{…}` in a format string with `…`.
 fn without_values(format: &str) -> String {
     let mut parts = format.split('{');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -75,7 +75,7 @@ fn without_values(format: &str) -> String {
     })
 }
 
-/// Returns the first column of the table of log lines in the README.
+/// Returns the first column of the README's table of log lines.
 fn rows() -> Vec<String> {
     let readme = include_str!("../../README.md");
     let (_, section) = readme.split_once("### Log lines\n").expect("the section");
@@ -94,7 +94,7 @@ fn the_readme_lists_every_log_line_and_no_other() {
     let calls = code
         .iter()
         .flat_map(|code| MACROS.iter().flat_map(|name| code.split(name).skip(1)));
-    let layer = calls_of_the_layer();
+    let layer = layer_calls();
     assert_eq!(layer.len(), 5, "{layer:?}");
     let calls = calls.chain(layer);
     let logged: BTreeSet<String> = calls.filter_map(message).collect();

@@ -1,26 +1,26 @@
-//! The proxy over real sockets, in front of servers that a test controls.
+//! The proxy over real sockets, in front of servers controlled by the tests.
 //!
 //! | module | question |
 //! |---|---|
-//! | `passing` | Do requests and responses pass unchanged? |
+//! | `passing` | Are requests and responses passed through unchanged? |
 //! | `disconnecting` | What does the server receive when a client disconnects? |
-//! | `http_2` | What does the server receive if calls share a connection? |
-//! | `failing` | What does a client get if the server fails? |
+//! | `http_2` | What does the server receive when calls share a connection? |
+//! | `failing` | What does a client get when the server fails? |
 //! | `redirecting` | Where does a redirect lead? |
-//! | `public_url` | What does the server learn about its clients' connections, and which URL do clients read? |
-//! | `cors` | Which pages of other origins may call? |
-//! | `refused` | What does not pass? |
-//! | `admin` | What do operators see? |
+//! | `public_url` | What does the server learn about its clients' connections, and which URL do clients see? |
+//! | `cors` | Which pages from other origins may send requests? |
+//! | `refused` | What is not let through? |
+//! | `admin` | What do operators get to see? |
 //! | `draining` | Does the program shut down in time? |
-//! | `command_line` | Does the program read its options, and name what is wrong with them? |
-//! | `subcommands` | Do health, man and completions do what they promise, and leave servers of the same name alone? |
-//! | `log_lines` | Does the README list the log lines of the program? |
-//! | `end_to_end` | Does the program cancel and keep answers, in front of either kind of server? |
-//! | `support` | The code that these share. |
+//! | `command_line` | Does the program read its options, and report what is wrong with them? |
+//! | `subcommands` | Do health, man and completions work, without getting in the way of servers with those names? |
+//! | `log_lines` | Does the README list the program's log lines? |
+//! | `end_to_end` | Does the program cancel calls and keep answers, in front of either kind of server? |
+//! | `support` | Code shared by the above. |
 
 #![allow(
     clippy::restriction,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
 mod admin;

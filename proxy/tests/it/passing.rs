@@ -1,4 +1,4 @@
-//! Requests and responses that pass unchanged.
+//! Requests and responses that are passed through unchanged.
 
 use crate::support::*;
 
@@ -73,7 +73,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
 }
 
 #[tokio::test]
-async fn bodies_in_chunks_and_large_ones_pass() {
+async fn chunked_and_large_bodies_are_passed_through() {
     let (upstream, proxy) = Running::start(&[]).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"text":"{}"}}}}"#,
@@ -94,7 +94,7 @@ async fn bodies_in_chunks_and_large_ones_pass() {
     }
 }
 
-/// RFC 9112, section 6.3: a length has no meaning beside a transfer coding.
+/// RFC 9112, section 6.3: a length means nothing next to a transfer coding.
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
     let (upstream, proxy) = Running::start(&[]).await;
@@ -183,7 +183,7 @@ async fn event_streams_are_requested_without_a_content_coding() {
                 "{}",
                 received.line
             );
-            // An encoded answer that the server sends nevertheless passes unchanged.
+            // If the server sends an encoded answer anyway, it is passed through unchanged.
             let head = "200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip";
             received.answer(head, "no gzip").await;
             let reply = client.reply().await;
@@ -215,7 +215,7 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
 }
 
 #[tokio::test]
-async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
+async fn the_clients_query_is_appended_to_the_upstreams() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/a/mcp?key=1", upstream.addr);
     let proxy = Running::in_front_of_url(&url, &[]).await;
@@ -264,7 +264,7 @@ async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
 }
 
 #[tokio::test]
-async fn http_2_passes_too() {
+async fn http_2_requests_are_forwarded_too() {
     let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&stateless_call("1")).await;
@@ -278,9 +278,7 @@ async fn http_2_passes_too() {
     assert_eq!(stream.body_to_end().await, b"{}");
 }
 
-/// HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
-///
-/// See RFC 9113, section 8.2.3.
+/// HTTP/2 may split a cookie into several fields, but HTTP/1 allows only one (RFC 9113, section 8.2.3).
 #[tokio::test]
 async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;
@@ -300,9 +298,9 @@ async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     assert_eq!(stream.head().await.status, 200);
 }
 
-/// nginx keeps an idle connection to the proxy for 60 s, HAProxy, Caddy and Envoy for longer, and Go's client for 90 s.
+/// nginx keeps an idle connection to the proxy for 60 s, Go's client for 90 s, and HAProxy, Caddy and Envoy for longer.
 ///
-/// A POST that such a client sends while the proxy closes the connection is lost: the client must not repeat it.
+/// A POST that such a client sends while the proxy is closing the connection is lost, because the client must not repeat it.
 #[tokio::test]
 async fn an_idle_connection_is_not_closed_before_a_server_in_front_closes_it() {
     let (upstream, proxy) = Running::start(&[]).await;

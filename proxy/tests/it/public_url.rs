@@ -1,4 +1,6 @@
-//! What the server learns about its clients' connections, and the URL that clients read (`--public-url`, `--trust-forwarded`).
+//! What the server learns about its clients' connections, and which URL the clients see.
+//!
+//! The options are `--public-url` and `--trust-forwarded`.
 
 use crate::support::*;
 
@@ -15,9 +17,9 @@ fn forwarded(request: Request) -> Request {
         .header("x-forwarded-user", "someone")
 }
 
-/// Sends a request. Returns what the server has received, and the client's reply.
+/// Sends a request, and returns what the server has received and the client's reply.
 ///
-/// The array has the values of `X-Forwarded-For`, `-Host` and `-Proto`, and of `Forwarded`.
+/// The array holds the values of `X-Forwarded-For`, `-Host` and `-Proto`, and of `Forwarded`.
 async fn exchange(
     upstream: &Upstream,
     proxy: &Running,
@@ -76,7 +78,7 @@ async fn only_headers_about_the_connection_are_removed() {
     assert!(!received.headers.contains_key("x-forwarded-prefix"));
     assert_eq!(
         received.headers["x-forwarded-user"], "someone",
-        "headers of users pass"
+        "headers about the user are passed through"
     );
 }
 
@@ -105,7 +107,10 @@ async fn the_headers_of_a_trusted_proxy_count() {
     let other = Running::in_front_of(&upstream, &other).await;
     let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
     let (seen, _) = exchange(&upstream, &other, &request, "200 OK", "").await;
-    assert_eq!(seen[0], "127.0.0.1", "the address is of no trusted network");
+    assert_eq!(
+        seen[0], "127.0.0.1",
+        "the address is not in a trusted network"
+    );
     assert_eq!(seen[2], "http");
 }
 
@@ -179,7 +184,7 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
             (&*elsewhere, &"\"1\"".parse().unwrap())
         );
     }
-    // Another path, status or type passes as it is.
+    // For another path, status or type, the body is passed through unchanged.
     let body = format!(r#"{{"resource":"http://{addr}/mcp"}}"#);
     for (path, head) in [
         ("/.well-known/oauth-protected-resources", head),
@@ -195,7 +200,7 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
 }
 
 #[tokio::test]
-async fn large_or_compressed_metadata_passes_as_it_is() {
+async fn large_or_compressed_metadata_is_passed_through_unchanged() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
     let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
@@ -240,7 +245,7 @@ async fn a_redirect_to_the_public_url_leads_to_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_cancel_of_the_layer_has_the_same_headers() {
+async fn a_cancel_sent_by_the_layer_has_the_same_headers() {
     let upstream = Upstream::start().await;
     let proxy = Running::in_front_of(
         &upstream,
@@ -270,7 +275,7 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
     }
 }
 
-/// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
+/// On Linux all addresses in 127.0.0.0/8 are loopback addresses.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_that_changes_its_address_resumes_without_the_server() {
@@ -290,7 +295,7 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
     stream
         .write_all(resume.as_bytes())
         .await
-        .expect("the proxy reads");
+        .expect("the proxy is reading");
     let mut head = [0; 15];
     within("the response", stream.read_exact(&mut head))
         .await
@@ -299,7 +304,7 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
     assert!(!upstream.has_more().await, "no ping");
 }
 
-/// Otherwise the server may refuse the request, for example because it accepts https only.
+/// Otherwise the server might refuse the request, for example because it accepts only https.
 #[tokio::test]
 async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
     let (upstream, proxy) = Running::start(&OPTIONS).await;
@@ -337,7 +342,7 @@ async fn an_impostor_cannot_write_the_headers_with_underscores() {
     }
 }
 
-/// gunicorn answers 400 if these contradict `X-Forwarded-Proto`, and trusts them without it.
+/// gunicorn answers 400 if these contradict `X-Forwarded-Proto`, and trusts them if it is missing.
 ///
 /// chi prefers `X-Real-IP`.
 #[tokio::test]
@@ -361,9 +366,7 @@ async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
     }
 }
 
-/// The second of two proxies may add to the list of the first.
-///
-/// Apache does so with `X-Forwarded-Host`.
+/// The second of two proxies may append to the first one's list, as Apache does with `X-Forwarded-Host`.
 #[tokio::test]
 async fn the_first_of_several_proxies_names_the_public_url() {
     let trust = [
@@ -383,7 +386,7 @@ async fn the_first_of_several_proxies_names_the_public_url() {
     }
 }
 
-/// A reverse proxy reports the new address of the client.
+/// A reverse proxy reports the client's new address.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_without_the_server() {
     let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;
@@ -408,7 +411,7 @@ async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_withou
     assert!(!upstream.has_more().await, "no ping");
 }
 
-/// The proxy would forward any other such header as one of the reverse proxy.
+/// The proxy would forward any other such header as if the reverse proxy had sent it.
 #[test]
 fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() {
     let names = [
@@ -435,9 +438,9 @@ fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() 
     }
 }
 
-/// Common reverse proxies set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
+/// Common reverse proxies set `X-Forwarded-For`, but pass on a client's own `Forwarded`.
 ///
-/// nginx, HAProxy, Caddy, Envoy and Traefik do so.
+/// This is true of nginx, HAProxy, Caddy, Envoy and Traefik.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {
     let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;

@@ -1,10 +1,10 @@
-//! Redirects of the server, which must neither bypass the proxy nor show the configured query.
+//! Redirects sent by the server, which must neither bypass the proxy nor reveal the configured query.
 
 use crate::support::*;
 
 /// Sends a call, which the server answers with this head.
 ///
-/// Returns the request line at the server, and the client's reply.
+/// Returns the request line that the server receives, and the client's reply.
 async fn exchange(upstream: &Upstream, proxy: &Running, path: &str, head: &str) -> (String, Reply) {
     let request = Request {
         path: path.to_owned(),
@@ -42,7 +42,7 @@ async fn a_redirect_of_the_server_leads_to_the_proxy_without_the_configured_quer
             assert_eq!(reply.headers["location"], expected, "{location}");
             let shown = format!("{:?}{}", reply.headers, reply.text());
             assert!(!shown.contains("s3cret"), "{shown}");
-            // The client follows, and the server gets its query again.
+            // The client follows the redirect, and the server gets its query again.
             let (line, _) = exchange(&upstream, &proxy, expected, "200 OK").await;
             assert!(line.starts_with("POST /a/mcp/?key=s3cret"), "{line}");
         }
@@ -80,7 +80,7 @@ async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
     }
 }
 
-/// The authorization server may be another one, which the client contacts itself.
+/// The authorization server may be a different one, which the client contacts directly.
 #[tokio::test]
 async fn metadata_may_be_elsewhere_and_other_responses_pass() {
     let (upstream, proxy) = Running::start(&[]).await;

@@ -1,8 +1,8 @@
-//! Requests that do not pass.
+//! Requests that are not let through.
 
 use crate::support::*;
 
-/// Returns the response of the proxy to bytes.
+/// Returns the proxy's response to these bytes.
 async fn response_to(proxy: &Running, bytes: &str) -> Head {
     let mut client = Connection::open(proxy.addr).await;
     client.write(bytes.as_bytes()).await;
@@ -108,7 +108,7 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     }
 }
 
-/// Sends a body that is one byte too long, and whose length is not announced.
+/// Sends a body that is one byte too long, without announcing its length.
 async fn send_too_large(proxy: &Running) -> Reply {
     let mut client = Connection::open(proxy.addr).await;
     client.send_chunked_head(&post("")).await;
@@ -135,9 +135,9 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
-/// A client that first sends its whole body would lose the answer to a reset.
+/// If the connection were reset, a client that sends its whole body first would lose the answer.
 #[tokio::test]
-async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
+async fn a_body_that_is_too_large_may_be_sent_in_full() {
     let (_upstream, proxy) = Running::start(&[]).await;
     let large = post(&" ".repeat(20 << 20));
     for _ in 0..10 {
@@ -180,7 +180,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
         client.send_cut(&large, BODY).await;
         open.push(client);
     }
-    // Sixteen of these bodies, each one byte short, take all of the 64 MiB but 16 bytes.
+    // Sixteen of these bodies, each one byte short, take up all but 16 bytes of the 64 MiB.
     let refused = async {
         loop {
             let mut late = Connection::open(proxy.addr).await;
@@ -202,7 +202,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
     let served = async {
         while response_to(&proxy, "POST /mcp HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n{").await.status != 400 {}
     };
-    within("room again", served).await;
+    within("room for a request again", served).await;
 }
 
 #[tokio::test]

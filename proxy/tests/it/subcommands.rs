@@ -1,4 +1,4 @@
-//! Sub-commands: the health of a running proxy, the manual page, completions, and the version.
+//! Subcommands: a running proxy's health, the manual page, completions, and the version.
 
 use std::{
     io::{Read as _, Write as _},
@@ -24,13 +24,13 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
     output(Program::command(args))
 }
 
-/// Starts a program in front of a command, with a free port for operators. Returns the address of that port.
+/// Starts a program in front of a command, and returns the address of its port for operators.
 fn start(options: &[&str]) -> (Program, String) {
     let args = [&["--listen=127.0.0.1:0"], options, &["--", "true"]].concat();
     let mut program = Program::start(Program::command(&args));
     loop {
         let line = program.line();
-        assert!(!line.is_empty(), "the program ended");
+        assert!(!line.is_empty(), "the program has exited");
         if let Some((_, rest)) = line.split_once("calls on http://") {
             let (admin, _) = rest.split_once('/').expect("a path");
             return (program, admin.to_owned());
@@ -56,7 +56,7 @@ fn health_is_0_while_the_proxy_runs_and_1_once_it_does_not() {
     std::fs::remove_file(&path).expect("the file exists");
     assert_eq!(code, Some(0), "{text}");
 
-    // A listener on all addresses is reached on loopback.
+    // A listener on all addresses can be reached on loopback.
     let port = admin.rsplit_once(':').expect("a port").1;
     let (code, text) = run(&["health", &format!("--admin=0.0.0.0:{port}")]);
     assert_eq!(code, Some(0), "{text}");
@@ -77,13 +77,13 @@ fn health_is_1_for_a_server_that_never_answers_or_answers_with_an_error() {
     assert!(text.contains("no answer within 3s"), "{text}");
 
     let served = std::thread::spawn(move || {
-        // The first connection is that of the client above.
+        // The first connection is the client's above.
         for stream in silent.incoming().take(2) {
             let mut stream = stream.expect("a connection");
-            // An unread request would reset the connection. The first client has disconnected.
+            // An unread request would reset the connection. The first client has already disconnected.
             let _read = stream.read(&mut [0; 4096]);
             let answer = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
-            let _written = stream.write_all(answer);
+            let _ = stream.write_all(answer);
         }
     });
     let (code, text) = run(&["health", "--admin", &addr]);
@@ -104,7 +104,7 @@ fn health_without_an_address_names_the_options_for_one() {
 #[test]
 fn the_manual_page_has_every_option_and_sub_command() {
     let mut command = Program::command(&["man"]);
-    // The value of a variable is no part of the page.
+    // A variable's value must not appear on the page.
     command.env("MCP_PROXY_HEADER", "x-key: s3cret");
     let (code, page) = output(command);
     assert_eq!(code, Some(0), "{page}");
@@ -147,9 +147,9 @@ fn completions_know_every_option_and_the_shell_accepts_them() {
     let child = bash.args(["-c", complete]).stdin(Stdio::piped());
     let mut child = child.stdout(Stdio::piped()).spawn().expect("bash");
     let mut stdin = child.stdin.take().expect("a pipe");
-    stdin.write_all(script.as_bytes()).expect("bash reads");
+    stdin.write_all(script.as_bytes()).expect("bash is reading");
     drop(stdin);
-    let output = child.wait_with_output().expect("bash ends");
+    let output = child.wait_with_output().expect("bash exits");
     assert_eq!(
         String::from_utf8_lossy(&output.stdout).trim(),
         "--kill-after"
@@ -180,7 +180,7 @@ fn a_server_may_have_the_name_of_a_sub_command() {
         assert!(line.contains(&format!("in front of `{name}`")), "{line}");
     }
     std::fs::remove_dir_all(&folder).expect("the folder exists");
-    // Only the first argument is a sub-command.
+    // Only the first argument can be a subcommand.
     let (code, text) = run(&["--upstream=http://127.0.0.1:1/", "health"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("a command comes after `--`"), "{text}");

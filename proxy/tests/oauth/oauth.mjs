@@ -1,9 +1,10 @@
-// OAuth through the proxy, with the client, the authorization server and the server of the TypeScript SDK.
+// OAuth through the proxy, with the TypeScript SDK's client, authorization server and server.
 //
 //     node oauth.mjs PROGRAM
 //
-// The authorization server issues tokens for the public URL only. The MCP server names itself by its own address, as it would
-// without a proxy, and accepts tokens for the URL only that its client used: express reads it from X-Forwarded-Host and -Proto.
+// The authorization server issues tokens only for the public URL. The MCP server identifies itself by its own address,
+// as it would without a proxy, and accepts only tokens for the URL that its client used, which express reads from
+// X-Forwarded-Host and -Proto.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -24,7 +25,7 @@ import { StreamableHTTPServerTransport } from "@modelcontextprotocol/sdk/server/
 const ANY = "--listen=127.0.0.1:0";
 const REDIRECT = "http://127.0.0.1:1/callback";
 const program = process.argv[2];
-// The resources for which the authorization server issues tokens.
+// The resources that the authorization server issues tokens for.
 const resources = new Set();
 const ends = [];
 
@@ -45,7 +46,7 @@ async function authorizationServer() {
     return { provider, oauthMetadata: createOAuthMetadata({ provider, issuerUrl, scopesSupported: ["mcp:tools"] }) };
 }
 
-/** Returns the URL of the MCP server, and the audiences of the tokens that it has accepted. */
+/** Returns the MCP server's URL, and the audiences of the tokens that it has accepted. */
 async function mcpServer({ provider, oauthMetadata }) {
     const app = express();
     const accepted = [];
@@ -70,7 +71,7 @@ async function mcpServer({ provider, oauthMetadata }) {
     return { url, accepted };
 }
 
-/** Starts the program, and returns its port. */
+/** Starts the program and returns its port. */
 async function proxy(upstream, ...options) {
     const child = spawn(program, [`--upstream=${upstream}`, ...options], { stdio: ["ignore", "ignore", "pipe"] });
     ends.push(() => child.kill("SIGKILL"));
@@ -81,10 +82,10 @@ async function proxy(upstream, ...options) {
             return port;
         }
     }
-    throw new Error("the program has ended");
+    throw new Error("the program has exited");
 }
 
-/** Returns a free port, which the program takes at once. */
+/** Returns a free port, for the program to take at once. */
 async function freePort() {
     const server = http.createServer();
     await once(server.listen(0, "127.0.0.1"), "listening");
@@ -94,7 +95,7 @@ async function freePort() {
     return port;
 }
 
-/** Starts a reverse proxy that changes `Host` and sends the original in `X-Forwarded-Host`. Returns its port. */
+/** Starts a reverse proxy that changes `Host` and sends the original as `X-Forwarded-Host`, and returns its port. */
 async function front(port) {
     return listen((request, response) => {
         const headers = { ...request.headers, host: `127.0.0.1:${port}`, "x-forwarded-host": request.headers.host, "x-forwarded-proto": "http", "x-forwarded-for": "192.0.2.7" };
@@ -107,7 +108,7 @@ async function front(port) {
     });
 }
 
-/** The SDK's OAuth client, whose user allows everything. */
+/** The SDK's OAuth client, with a user who allows everything. */
 class User {
     redirectUrl = REDIRECT;
     clientMetadata = { client_name: "test", redirect_uris: [REDIRECT], grant_types: ["authorization_code"], response_types: ["code"], token_endpoint_auth_method: "none" };
@@ -143,7 +144,7 @@ class User {
     }
 }
 
-/** Calls a tool at a URL, after the whole flow. Returns its text, and the resource that the client asked for. */
+/** Calls a tool at a URL after going through the whole flow. Returns its text, and the resource that the client asked for. */
 async function call(url) {
     const user = new User();
     const first = new StreamableHTTPClientTransport(new URL(url), { authProvider: user });
@@ -161,15 +162,15 @@ async function main() {
     const authorization = await authorizationServer();
     const { url, accepted } = await mcpServer(authorization);
 
-    // The server is reachable by its own URL without a proxy.
+    // Without a proxy, the server can be reached at its own URL.
     resources.add(url.href);
     assert.deepEqual(await call(url.href), { text: "127.0.0.1", resource: url.href });
     resources.clear();
 
-    // The control: the client refuses metadata that names another server.
+    // The control: the client refuses metadata for another server.
     const bare = await proxy(url, ANY);
     await assert.rejects(call(`http://localhost:${bare}/mcp`), /does not match expected/);
-    console.log("without --public-url the client refuses the server");
+    console.log("without --public-url, the client refuses the server");
 
     const port = await freePort();
     const named = await proxy(url, `--listen=127.0.0.1:${port}`, `--public-url=http://localhost:${port}`);
@@ -178,9 +179,9 @@ async function main() {
     accepted.length = 0;
     assert.deepEqual(await call(publicUrl), { text: "127.0.0.1", resource: publicUrl });
     assert.deepEqual(new Set(accepted), new Set([publicUrl]));
-    console.log("with --public-url the client gets a token for that URL, which the server accepts");
+    console.log("with --public-url, the client gets a token for that URL, and the server accepts it");
 
-    // The port of the reverse proxy is not that of the program.
+    // The reverse proxy's port is not the program's.
     const behind = await proxy(url, ANY, "--trust-forwarded=127.0.0.1");
     const outer = `http://localhost:${await front(behind)}/mcp`;
     resources.clear();
@@ -188,12 +189,12 @@ async function main() {
     accepted.length = 0;
     assert.deepEqual(await call(outer), { text: "192.0.2.7", resource: outer });
     assert.deepEqual(new Set(accepted), new Set([outer]));
-    console.log("behind a reverse proxy in --trust-forwarded the same holds for its URL");
+    console.log("behind a reverse proxy in --trust-forwarded, the same is true of its URL");
 
     const distrustful = await proxy(url, ANY);
     const other = `http://localhost:${await front(distrustful)}/mcp`;
     await assert.rejects(call(other), /does not match expected/);
-    console.log("a reverse proxy that is not in --trust-forwarded names nothing");
+    console.log("a reverse proxy that is not in --trust-forwarded cannot change the URL");
 }
 
 try {

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the WebDriver protocol: JSON over HTTP, sent to its driver."""
+"""A headless Chromium, driven over the WebDriver protocol, which is JSON over HTTP to its driver."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from matrix.process import ENVIRONMENT
 TIMEOUT = 10.0
 POLL = 0.05
 STARTED = re.compile(r"started successfully on port (\d+)")
-# The browser resolves no names, and connects to no host but this one.
+# The browser resolves no names and connects to no host but this one.
 ARGUMENTS = ["--headless=new", "--window-size=1400,900", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
 ARGUMENTS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
@@ -35,7 +35,7 @@ async def until(what, check, seconds=TIMEOUT):
 
 class Browser:
     def __init__(self, folder):
-        """All files of the browser are in this folder."""
+        """Keeps all of the browser's files in this folder."""
         self._folder = folder
         self._driver = None
         self._browser = None
@@ -48,14 +48,14 @@ class Browser:
         with open(log, "wb") as out:
             environment = {**ENVIRONMENT, "HOME": str(self._folder), "TMPDIR": str(self._folder)}
             command = [driver, "--port=0"]
-            # In its own process group, so that `end` also ends both after an interrupt from the keyboard.
+            # In its own process group, so that `end` also ends both after a keyboard interrupt.
             self._driver = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
-        port = (await until("the driver listens", lambda: STARTED.search(log.read_text())))[1]
+        port = (await until("the driver is listening", lambda: STARTED.search(log.read_text())))[1]
         self._session = f"http://127.0.0.1:{port}/session"
-        # Chromium has no sandbox for root.
+        # Chromium has no sandbox when run as root.
         arguments = [*ARGUMENTS, f"--user-data-dir={self._folder / 'profile'}", *["--no-sandbox"] * (os.geteuid() == 0)]
         wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
-        # A busy machine needs long to start it.
+        # On a busy machine it takes long to start.
         made = self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}}, 3 * TIMEOUT)
         self._browser = made["capabilities"]["goog:processID"]
         self._session += f"/{made['sessionId']}"
@@ -64,7 +64,7 @@ class Browser:
         self._ask("POST", "/url", {"url": url})
 
     def run(self, script, *arguments):
-        """Returns the result of a function with this body on the page."""
+        """Returns the result of running a function with this body on the page."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": arguments})
 
     def press(self, at, hold=0.0, times=1, between=0.0):
@@ -84,7 +84,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def console(self):
-        """Returns the messages of the browser's console since the last call."""
+        """Returns the messages on the browser's console since the last call."""
         return [f"{line['level']}: {line['message']}" for line in self._ask("POST", "/se/log", {"type": "browser"})]
 
     async def end(self):
@@ -94,12 +94,12 @@ class Browser:
             if self._browser:
                 self._ask("DELETE", "")
         except (AssertionError, OSError):
-            # The driver did not end the browser, so the id is still the browser's.
+            # The driver has not ended the browser, so the id is still the browser's.
             with suppress(ProcessLookupError):
                 os.kill(self._browser, signal.SIGKILL)
         self._driver.terminate()
         try:
-            await until("the driver ends", lambda: self._driver.poll() is not None)
+            await until("the driver has exited", lambda: self._driver.poll() is not None)
         except AssertionError:
             self._driver.kill()
             self._driver.wait()

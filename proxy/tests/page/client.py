@@ -1,4 +1,5 @@
-"""An MCP client as a page of an allowed origin, in a browser: it calls a tool, loses its connection, and gets the answer."""
+"""An MCP client in a browser, as a page of an allowed origin. It calls a tool, loses its connection, and gets the
+answer."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,12 +14,12 @@ const headers = { accept: "application/json, text/event-stream", "content-type":
 const post = (message, signal) =>
     fetch(url, { method: "POST", headers, body: JSON.stringify({ jsonrpc: "2.0", ...message }), signal });
 
-// Reads events until one matches, and returns that match.
+// Reads events until one matches, and returns the match.
 async function find(response, pattern) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let text = ""; ;) {
         const { value, done } = await reader.read();
-        if (done) throw new Error(`the stream ends without ${pattern}: ${text}`);
+        if (done) throw new Error(`the stream has ended without ${pattern}: ${text}`);
         text += value;
         const match = text.match(pattern);
         if (match) return match[1];
@@ -46,7 +47,7 @@ play().then((answer) => { window.answer = answer; }, (error) => { window.answer 
 
 
 class Pages:
-    """A web server whose pages are of another origin than the proxy."""
+    """A web server whose pages have a different origin from the proxy."""
 
     def __init__(self):
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -71,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 async def resumes(browser, origin, url):
-    """Checks that a page of this origin gets the answer of a call whose connection it lost."""
+    """Checks that a page from this origin gets the answer to a call whose connection it has lost."""
     browser.open(origin)
     browser.run(SCRIPT, url)
     answer = await until("the page has its answer", lambda: browser.run("return window.answer"))
@@ -80,7 +81,7 @@ async def resumes(browser, origin, url):
 
 
 async def is_refused(browser, origin, url):
-    """Checks that a page of an origin that is not allowed reads nothing."""
+    """Checks that a page from an origin that is not allowed cannot read anything."""
     browser.open(origin)
     browser.run(SCRIPT, url)
     answer = await until("the page has an error", lambda: browser.run("return window.answer"))

@@ -1,4 +1,4 @@
-//! Answers that are slightly wrong, and that a client would accept.
+//! Answers that are slightly wrong, but that a client would accept.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn request(client: &Client, id: &str) -> Vec<String> {
     let mut events = client.request(call).await;
     timeout(Duration::from_secs(10), events.rest())
         .await
-        .expect("the call ends")
+        .expect("the call should end")
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_rea
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
     let mut unread = client.request(call(1)).await;
-    // All requests from the server are queued in the stream and in the pipe.
+    // By now all of the server's requests are queued in the stream and in the pipe.
     sleep(Duration::from_millis(500)).await;
     let _cancelled = client.request(call(2)).await;
     assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);
@@ -100,7 +100,9 @@ async fn a_process_that_does_not_answer_a_cancelled_call_is_killed() {
         .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
         .await;
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
-    timeout(LIMIT, call.rest()).await.expect("the call ends");
+    timeout(LIMIT, call.rest())
+        .await
+        .expect("the call should end");
     until(|| stdio.stats().kills == 1).await;
 }
 
@@ -110,7 +112,7 @@ async fn a_client_that_deletes_its_session_gets_the_outcome_of_its_calls() {
         let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
         let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
         let mut answered = client.call("2", "work", r#"{"seconds":0}"#).await;
-        // The answer has arrived, and the client has not read it.
+        // The answer has arrived, but the client has not read it.
         sleep(Duration::from_millis(50)).await;
         assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
         assert_eq!(
@@ -130,7 +132,7 @@ async fn nothing_is_started_for_an_initialize_without_a_valid_id() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = mcp_cancel_proxy::stdio::Program::new(&path, []);
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(program));
-    // From here on a start fails and would be answered with 502.
+    // From now on starting the process fails, which would be answered with 502.
     std::fs::remove_file(&path).unwrap();
     let long = format!("\"{}\"", "x".repeat(2_000));
     for id in ["null", "{}", &long] {
@@ -167,7 +169,7 @@ async fn after_its_process_exited_a_client_gets_the_remaining_events_and_otherwi
     assert!(late.answer().await["result"].is_object());
 }
 
-/// A server that logs JSON to its stdout. Clients of the SDKs ignore such lines, because they have no `"jsonrpc": "2.0"`.
+/// A server that logs JSON to its stdout. SDK clients ignore such lines, because they have no `"jsonrpc": "2.0"`.
 #[tokio::test]
 async fn a_log_line_in_json_is_not_a_message() {
     let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"a":1}}"#;

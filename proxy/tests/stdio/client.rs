@@ -1,4 +1,4 @@
-//! A client without a socket.
+//! A client that needs no socket.
 
 use std::io;
 
@@ -21,13 +21,12 @@ pub const WITHOUT_PRIMING: &str = "2025-06-18";
 
 pub const NOTIFICATION: &str = r#"{"jsonrpc":"2.0","method":"x"}"#;
 
-/// A client with a session of the service.
+/// A client with a session on the service.
 pub struct Client {
     pub stdio: Stdio,
     pub session: String,
 }
 
-/// A stream of events.
 pub struct Events {
     body: Body,
     text: String,
@@ -39,7 +38,7 @@ pub struct Event {
     pub data: String,
 }
 
-/// A POST as the SDKs send it.
+/// Returns a POST like those the SDKs send.
 pub fn post() -> request::Builder {
     Request::post("/mcp")
         .header("content-type", "application/json")
@@ -57,7 +56,7 @@ pub async fn json(response: Response<Body>) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Returns an `initialize` of a client that requests this revision.
+/// Returns an `initialize` from a client that requests this revision.
 pub fn initialize(revision: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}","capabilities":{{}},"clientInfo":{{"name":"test","version":"0"}}}}}}"#
@@ -73,14 +72,14 @@ pub async fn begin(stdio: &Stdio) -> Response<Body> {
     .await
 }
 
-/// Asserts that no session was started, and that the client may retry after these seconds.
+/// Asserts that no session has been started, and that the client may retry after this many seconds.
 pub fn assert_refused(response: &Response<Body>, seconds: &str) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], seconds);
 }
 
 impl Client {
-    /// Opens a session of a server with these options. Returns the id of its process, too.
+    /// Opens a session on a server with these options, and also returns the id of its process.
     pub async fn with_process(options: Options) -> (Self, i32) {
         let client = Self::begin(&serve(options), WITHOUT_PRIMING).await;
         let pid = client.pid().await;
@@ -101,7 +100,7 @@ impl Client {
         client
     }
 
-    /// Opens a session and does not wait for the answer.
+    /// Opens a session without waiting for the answer.
     pub async fn initialize(stdio: &Stdio, revision: &str) -> (Self, Events) {
         let response = send(stdio, post().body(initialize(revision).into()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -130,7 +129,7 @@ impl Client {
         .await
     }
 
-    /// Sends a body whose second half arrives only after `meanwhile`. Returns both results.
+    /// Sends a body whose second half is held back until `meanwhile` is done, and returns both results.
     pub async fn post_slowly<T>(
         &self,
         body: &str,
@@ -148,7 +147,7 @@ impl Client {
         })
     }
 
-    /// Sends a body through a layer, which cancels the call at once when the response is dropped.
+    /// Sends a body through a layer that cancels the call as soon as the response is dropped.
     pub async fn post_through_layer(&self, body: &'static str) -> Response<impl Sized> {
         let inner = self.stdio.clone();
         let inner = inner.map_request(|request: Request<_>| request.map(Body::new));
@@ -158,14 +157,12 @@ impl Client {
         layer.layer(inner).oneshot(request).await.unwrap()
     }
 
-    /// Sends a request.
     pub async fn request(&self, body: impl Into<Body>) -> Events {
         let response = self.post(body).await;
         assert_eq!(response.status(), StatusCode::OK);
         Events::of(response)
     }
 
-    /// Calls a tool.
     pub async fn call(&self, id: &str, tool: &str, arguments: &str) -> Events {
         self.request(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
@@ -183,7 +180,7 @@ impl Client {
         self.text("pid", "{}").await.parse().unwrap()
     }
 
-    /// Sends a notification, or an answer.
+    /// Sends a notification or an answer.
     pub async fn notify(&self, body: impl Into<Body>) -> StatusCode {
         self.post(body).await.status()
     }
@@ -192,7 +189,7 @@ impl Client {
         self.notify(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
-    /// Opens the standalone stream or resumes after an event.
+    /// Opens the standalone stream, or resumes after an event.
     pub async fn get(&self, last: Option<&str>) -> Response<Body> {
         let mut request = Request::get("/mcp")
             .header("accept", "text/event-stream")
@@ -221,7 +218,7 @@ impl Events {
         }
     }
 
-    /// Returns the next event, or `None` at the end.
+    /// Returns the next event, or `None` at the end of the stream.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -258,7 +255,6 @@ impl Events {
         }
     }
 
-    /// Returns the next message.
     pub async fn message(&mut self) -> String {
         loop {
             let event = self.next().await.expect("the stream has ended");
@@ -278,7 +274,7 @@ impl Events {
         }
     }
 
-    /// Returns all messages until the end.
+    /// Returns all remaining messages.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         while let Some(event) = self.next().await {

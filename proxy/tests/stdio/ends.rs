@@ -1,4 +1,4 @@
-//! The ends of sessions, after which none of their processes or streams remains.
+//! The end of a session, after which none of its processes or streams may be left.
 
 use std::time::Duration;
 
@@ -8,7 +8,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{client::*, server::*};
 
-/// Time for a call to end after its server has exited. Ample, because the machine may be busy.
+/// How long a call may take to end after its server has exited.
+///
+/// The machine may be busy.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -110,7 +112,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
         StatusCode::NOT_FOUND
     );
     until(|| stdio.stats().children == 0).await;
-    assert_eq!(stdio.stats().kills, 0, "the end of its stdin was enough");
+    assert_eq!(stdio.stats().kills, 0, "closing its stdin was enough");
 }
 
 #[tokio::test]
@@ -122,12 +124,12 @@ async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     assert!(
         started.elapsed() < Duration::from_secs(2),
-        "the DELETE waited for the process"
+        "the DELETE has waited for the process"
     );
     until_exited(pid).await;
     assert!(
         started.elapsed() >= Duration::from_secs(4),
-        "the process had no time to end"
+        "the process had no time to exit"
     );
     until(|| stdio.stats().kills == 1).await;
 }
@@ -147,10 +149,10 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
     drop(listening);
     assert!(working.answer().await["result"].is_object());
-    assert!(process_exists(pid), "a call in flight is a use");
+    assert!(process_exists(pid), "a call in flight counts as use");
     until_exited(pid).await;
     let pid = quiet.pid().await;
-    assert!(process_exists(pid), "this client had no stream");
+    assert!(process_exists(pid), "this client has not had a stream");
     drop(quiet.get(None).await);
     let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
     assert!(working.answer().await["result"].is_object());
@@ -158,7 +160,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     assert!(process_exists(pid), "the client still sends requests");
 }
 
-/// Such a client may be an agent that is stopped a moment after its start.
+/// Such a client may be an agent that is stopped just after it has started.
 #[tokio::test]
 async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
     let mut options = scripted(&[]);
@@ -168,7 +170,7 @@ async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
     until_exited(pid).await;
 }
 
-/// Both streams end, and then the layer cancels the call.
+/// Both streams end, and the layer then cancels the call.
 #[tokio::test]
 async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
     let mut options = scripted(&[]);
@@ -208,7 +210,7 @@ async fn a_session_whose_request_is_arriving_does_not_end() {
     assert_eq!(status, StatusCode::ACCEPTED);
 }
 
-/// The client may have sent a request during the stall.
+/// The client might have sent a request during the stall.
 #[tokio::test]
 async fn a_session_does_not_end_because_the_program_stalled() {
     let timeout = Duration::from_millis(400);
@@ -223,7 +225,7 @@ async fn a_session_does_not_end_because_the_program_stalled() {
     }
 }
 
-/// The program and the server stall, as if both were suspended.
+/// The program and the server stall, as if both had been suspended.
 #[tokio::test]
 async fn a_server_is_not_killed_because_the_program_stalled() {
     let kill_after = Duration::from_secs(2);
@@ -237,7 +239,7 @@ async fn a_server_is_not_killed_because_the_program_stalled() {
     let _progress = working.message().await;
     kill_process(server, Signal::STOP).unwrap();
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
-    // Lets the session start waiting for the server.
+    // Gives the session time to start waiting for the server.
     sleep(Duration::from_millis(50)).await;
     stall(kill_after + kill_after / 2);
     kill_process(server, Signal::CONT).unwrap();
@@ -262,7 +264,7 @@ fn the_processes_end_with_the_runtime() {
             client.pid().await,
             client.text("fork", "{}").await.parse().unwrap(),
         );
-        // The task of the session is dropped with the runtime, without a notification.
+        // The session's task is dropped with the runtime, without being notified.
         std::mem::forget(client);
         pids
     });
@@ -342,7 +344,7 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
         ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
-    // The file exists and cannot be run.
+    // The file exists but cannot be run.
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
@@ -367,7 +369,9 @@ async fn no_process_outlives_its_session_in_a_thousand_runs() {
     end_sessions(1_000).await;
 }
 
-/// Ends sessions in four ways. Each has a shell with a child that holds the pipes.
+/// Ends sessions in four different ways.
+///
+/// Each session has a shell with a child that holds the pipes open.
 async fn end_sessions(runs: u32) {
     // The shell answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
@@ -414,11 +418,11 @@ async fn end_sessions(runs: u32) {
         }
         slowest = slowest.max(started.elapsed());
     }
-    println!("{runs} runs; the slowest group had ended after {slowest:?}");
+    println!("{runs} runs; the slowest group had exited after {slowest:?}");
     assert!(slowest < LIMIT);
 }
 
-/// As with `npx` and `sh -c`: the wrapper exits at once at SIGTERM, and the server behind it has a handler.
+/// As with `npx` and `sh -c`, the wrapper exits at once on SIGTERM, but the server behind it has a handler.
 #[tokio::test]
 async fn a_server_behind_a_wrapper_has_two_seconds_after_sigterm() {
     let path = log_path();
@@ -430,10 +434,10 @@ async fn a_server_behind_a_wrapper_has_two_seconds_after_sigterm() {
     let client = Client::begin(&serve(shell(&script)), WITHOUT_PRIMING).await;
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     until(|| client.stdio.stats().children == 0).await;
-    assert!(path.exists(), "the server was killed while it cleaned up");
+    assert!(path.exists(), "the server was killed while cleaning up");
 }
 
-/// A crash, whose pipes close a little before the process exits. A helper that ignores SIGTERM still has its standard error.
+/// In a crash, the pipes close a little before the process exits. A helper that ignores SIGTERM still holds its standard error.
 #[tokio::test]
 async fn the_calls_of_a_process_that_crashed_do_not_wait_for_its_helpers() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
@@ -445,7 +449,7 @@ async fn the_calls_of_a_process_that_crashed_do_not_wait_for_its_helpers() {
         .await;
     let error = call.answer().await;
     assert_eq!(error["error"]["code"], -32000, "{error}");
-    // Less than the time that the helper would have after SIGTERM.
+    // Less time than the helper would have after SIGTERM.
     let limit = Duration::from_millis(1_500);
     assert!(started.elapsed() < limit, "{:?}", started.elapsed());
 }

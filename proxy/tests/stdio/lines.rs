@@ -1,4 +1,4 @@
-//! Servers that write what they should not, or do not read.
+//! Servers that write what they should not, or that do not read.
 
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -40,7 +40,7 @@ async fn a_line_of_a_hundred_megabytes_is_skipped() {
 
 #[tokio::test]
 async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
-    // The SDKs differ in the position of the id.
+    // SDKs differ in where they put the id.
     let script = r#"
         text() { head -c 17000000 /dev/zero | tr '\0' x; }
         read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
@@ -83,7 +83,7 @@ async fn a_byte_order_mark_at_the_start_is_accepted() {
     Client::begin(&serve(shell(script)), WITH_PRIMING).await;
 }
 
-/// Revision 2025-03-26 has batches, even for the answers to calls that were not in a batch.
+/// Revision 2025-03-26 has batches, even for answers to calls that were not in a batch.
 #[tokio::test]
 async fn the_messages_of_a_batch_reach_their_calls() {
     let script = r#"
@@ -141,7 +141,7 @@ async fn a_flood_of_stderr_does_not_block_the_process() {
 async fn a_flood_of_notifications_does_not_evict_the_answer() {
     let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
-    // No client reads before everything is written, so only the newest events and the answer are kept.
+    // No client reads before everything has been written, so only the newest events and the answer are kept.
     let mut other = client.call("8", "pid", "{}").await;
     assert!(other.answer().await["result"].is_object());
     assert!(events.answer().await["result"].is_object());
@@ -176,7 +176,7 @@ async fn the_queue_of_a_server_that_never_reads_is_bounded() {
     assert_eq!(
         client.cancel("9").await,
         StatusCode::ACCEPTED,
-        "there is room for cancels"
+        "there must be room for cancels"
     );
     let other = serve(scripted(&[]));
     drop(Client::begin(&other, WITHOUT_PRIMING).await);

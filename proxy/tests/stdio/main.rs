@@ -1,8 +1,8 @@
-//! Real processes behind the service: the outcomes of calls, and that no process is left.
+//! Real processes behind the service: how calls end, and that no process is left behind.
 #![cfg(unix)]
 #![allow(
     clippy::restriction,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+    reason = "a failed expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
 mod answers;

@@ -1,4 +1,4 @@
-//! Answers of the service to requests of all kinds.
+//! How the service answers all kinds of requests.
 
 use axum::body::Body;
 use http::{Method, Request, StatusCode};
@@ -66,7 +66,7 @@ async fn a_client_that_resumes_gets_the_answer_and_a_new_one_is_primed() {
     }
 }
 
-/// The client has disconnected from the only open call and reads the standalone stream.
+/// The client has disconnected from its only open call and is reading the standalone stream.
 #[tokio::test]
 async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
     let script = r#"
@@ -202,7 +202,7 @@ async fn an_id_in_use_is_refused_and_its_call_continues() {
 }
 
 #[tokio::test]
-async fn a_request_of_the_server_gets_its_answer() {
+async fn a_server_request_gets_its_answer() {
     let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client
         .call("7", "ask", r#"{"text":"elicitation/create"}"#)
@@ -219,7 +219,7 @@ async fn a_request_of_the_server_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn messages_of_no_call_wait_for_a_listener() {
+async fn messages_that_belong_to_no_call_wait_for_a_listener() {
     let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     let mut caller = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
@@ -239,7 +239,7 @@ async fn messages_of_no_call_wait_for_a_listener() {
 async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
     for revision in [WITHOUT_PRIMING, WITH_PRIMING] {
         let client = Client::begin(&serve(scripted(&[])), revision).await;
-        // With two open calls it is unknown which of them sends the request.
+        // With two open calls, there is no telling which of them sends the request.
         let _working = client.call("1", "work", r#"{"seconds":60}"#).await;
         let _one = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
         let mut listening = Events::of(client.get(None).await);
@@ -400,8 +400,8 @@ async fn the_number_of_sessions_is_limited() {
     drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
 }
 
-/// The client has no standalone stream: it opens none, or has given it up after an outage, as the SDKs' clients do. It reads the streams of
-/// its calls, except for one that it has left.
+/// The client has no standalone stream: either it never opens one, or it has given up on it after an outage, as SDK clients do. It reads
+/// its calls' streams, except for one that it has abandoned.
 #[tokio::test]
 async fn a_question_during_several_calls_reaches_a_client_that_reads_only_these() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line

@@ -1,4 +1,4 @@
-//! A new session at the session limit.
+//! New sessions when the session limit has been reached.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     server::{process_exists, scripted, serve, until_exited},
 };
 
-/// How long a session must be unused before it may end to make room.
+/// How long a session must have been unused before it may be ended to make room.
 const MAKE_ROOM_AFTER: Duration = Duration::from_millis(600);
 
-/// Returns the options for the scripted server with this limit of sessions.
+/// Returns the options for the scripted server with this session limit.
 fn limited(max_sessions: usize) -> Options {
     let mut options = scripted(&[]);
     (options.max_sessions, options.make_room_after) = (max_sessions, MAKE_ROOM_AFTER);
@@ -61,7 +61,7 @@ async fn a_session_in_use_makes_no_room() {
     drop(listening);
 }
 
-/// The request may have a large argument, and its client a slow network.
+/// The request might have a large argument and its client a slow network.
 #[tokio::test]
 async fn a_session_whose_request_is_arriving_makes_no_room() {
     let stdio = serve(limited(1));
@@ -95,7 +95,7 @@ async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has
 }
 
 #[tokio::test]
-async fn each_new_session_takes_the_place_of_one() {
+async fn each_new_session_replaces_one() {
     let stdio = serve(limited(3));
     for _ in 0..3 {
         drop(Client::begin(&stdio, WITHOUT_PRIMING).await);

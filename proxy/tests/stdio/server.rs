@@ -9,7 +9,7 @@ use mcp_cancel_proxy::{
 use rustix::process::{Pid, test_kill_process};
 use tokio::time::{Instant, sleep};
 
-/// Time limit of every wait: 20 s. Ample for all tests.
+/// The time limit for every wait, with plenty to spare.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns the options for the scripted server with these arguments.
@@ -37,14 +37,14 @@ pub fn log_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("mcp-notes-{}-{next}", std::process::id()));
-    let _stale = std::fs::remove_file(&path);
+    let _ = std::fs::remove_file(&path);
     path
 }
 
-/// Stalls the program, as if it were suspended.
+/// Stalls the program, as if it had been suspended.
 #[allow(
     clippy::disallowed_methods,
-    reason = "it must block the only thread of the runtime"
+    reason = "it must block the runtime's only thread"
 )]
 pub fn stall(time: Duration) {
     std::thread::sleep(time);
@@ -55,18 +55,20 @@ pub async fn until_exited(pid: i32) {
     until(|| !process_exists(pid)).await;
 }
 
-/// Returns `true` if a process runs. An ended orphan may wait for the init process to reap it.
+/// Returns `true` if a process is running.
+///
+/// An orphan that has exited may still be waiting for the init process to reap it.
 pub fn process_exists(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
     !is_zombie && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
 }
 
-/// Polls a condition, because there is no event for it.
+/// Polls a condition that no event announces.
 pub async fn until(mut is_met: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_met() {
-        assert!(started.elapsed() < LIMIT, "the condition is never met");
+        assert!(started.elapsed() < LIMIT, "the condition has not been met");
         sleep(Duration::from_millis(5)).await;
     }
 }

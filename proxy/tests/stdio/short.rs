@@ -8,15 +8,15 @@ use mcp_cancel_proxy::{
 
 use crate::{client::*, server::*};
 
-/// Cost of a stream without events, as the event store counts it.
+/// What the event store counts for a stream without events.
 const STREAM: usize = 8 * 1024;
-/// Cost of a session, whose id of 32 characters counts twice.
+/// What it counts for a session, whose id of 32 characters counts twice.
 const SESSION: usize = 1_024 + 2 * 32;
 
 #[tokio::test]
 async fn a_call_is_refused_before_it_reaches_the_server_or_gets_its_answer() {
     let mut refused = 0;
-    // Room for the session's own stream, and for one more stream with a few bytes left.
+    // Room for the session's own stream and one more, with a few bytes to spare.
     for extra in (0..1_000).step_by(50) {
         let limits = Limits {
             bytes: SESSION + 2 * STREAM + extra,
@@ -39,7 +39,7 @@ async fn a_call_is_refused_before_it_reaches_the_server_or_gets_its_answer() {
         let mut events = Events::of(started);
         assert!(events.answer().await["result"].is_object());
         let client = Client { stdio, session };
-        // A stream may be evicted once it was read to its end.
+        // A stream may be evicted once it has been read to its end.
         assert!(events.rest().await.is_empty());
         let response = client
             .post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pid"}}"#)

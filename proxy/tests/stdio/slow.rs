@@ -1,4 +1,4 @@
-//! Clients that have not read, and calls that have no answer, when their session ends.
+//! Clients that have not read, and calls without an answer, when their session ends.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"n
 
 /// Returns the options for a server whose answer has to wait for the client.
 ///
-/// The server sends requests until there is no room. After its answer it runs the shell command `then`.
+/// The server sends requests until there is no room left. After its answer it runs the shell command `then`.
 fn requesting_server(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
@@ -21,13 +21,13 @@ fn requesting_server(then: &str) -> Options {
     ))
 }
 
-/// Returns what a client reads of a call if it starts to read after this time.
+/// Returns what a client reads from a call if it does not start to read until after this time.
 async fn read_late(options: Options, after: Duration) -> String {
     let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let response = client.post(CALL).await;
     sleep(after).await;
     let read = timeout(LIMIT, response.into_body().collect()).await;
-    let bytes = read.expect("the stream ends").unwrap().to_bytes();
+    let bytes = read.expect("the stream should end").unwrap().to_bytes();
     String::from_utf8(bytes.into()).unwrap()
 }
 
@@ -56,5 +56,5 @@ async fn the_stream_of_a_cancelled_call_ends_with_its_session() {
     let response = client.post(CALL).await;
     client.cancel("1").await;
     let read = timeout(LIMIT, response.into_body().collect()).await;
-    read.expect("the stream ends").unwrap();
+    read.expect("the stream should end").unwrap();
 }

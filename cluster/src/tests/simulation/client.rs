@@ -1,5 +1,7 @@
-//! Clients that obey the protocol as the SDKs do. They wait after a 503, and resume with the last event id after the retry delay. They open
-//! a new session after a 404. Sometimes they delete their session or never resume.
+//! Clients that follow the protocol the way the SDKs do.
+//!
+//! After a 503 they wait, after the retry delay they resume with the last event id, and after a 404 they open a new session. Sometimes they
+//! delete their session or never resume.
 
 use std::{
     convert::Infallible,
@@ -29,20 +31,20 @@ use super::{
 };
 use crate::manager::messages::NOT_STARTED;
 
-/// Maximum time a request waits for its head, unless its call has started: 25 s. Chosen as the head timeout, a lease and the time to
-/// claim.
+/// How long a request may wait for its head, unless its call has started.
+///
+/// Covers the head timeout, a lease, and the time to claim.
 const HEAD_LIMIT: Ms = 25_000;
 
-/// Maximum time until a session answers after the faults: 10 s.
+/// How soon after the faults a session has to answer.
 const PROBE_LIMIT: Ms = 10_000;
 
-/// Time without a head after which a client may have counted as turned away: 100 ms.
+/// How long a client may wait for a head before it may count as turned away.
 const WAITED: Ms = 100;
 
-/// The parameters of `initialize`.
 const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"sim","version":"0"}}"#;
 
-/// The load balancer: which instances get requests. Clones share its state.
+/// The load balancer, which picks an instance for each request. Clones share its state.
 #[derive(Clone, Default)]
 pub(super) struct Balancer(Arc<Mutex<BalancerState>>);
 
@@ -72,12 +74,12 @@ struct Inner {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Plan {
     StaysConnected,
-    /// Disconnects after `after`, and resumes `absence` later.
+    /// Disconnects after `after` and resumes `absence` later.
     Resumes {
         after: Ms,
         absence: Ms,
     },
-    /// Disconnects after `after`, and never resumes.
+    /// Disconnects after `after` and never resumes.
     Disconnects {
         after: Ms,
     },
@@ -91,7 +93,7 @@ enum Read {
     Disconnected,
 }
 
-/// A stream of a call, as its client reads it.
+/// A call's stream, as its client reads it.
 struct Stream {
     exchange: Exchange,
     reader: SseReader,
@@ -212,7 +214,9 @@ impl Client {
         }
     }
 
-    /// Returns the current session or opens one. Returns `None` if it could not be opened.
+    /// Returns the current session, or opens one.
+    ///
+    /// Returns `None` if that fails.
     async fn session(&self) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone();
         match session {
@@ -325,7 +329,7 @@ impl Client {
                     self.pause(RETRY).await;
                 }
                 _ => {
-                    // Without an event the client cannot resume.
+                    // Without an event id the client cannot resume.
                     self.set_client(&label, watcher::Client::NeverResumes { since });
                     return None;
                 }
@@ -366,7 +370,7 @@ impl Client {
                     if let Some(status) = status {
                         self.expect_code(status, label, &[502]);
                     }
-                    // It is unknown whether the call has started, and it cannot be resumed.
+                    // There is no telling whether the call has started, and it cannot be resumed.
                     self.set_client(label, watcher::Client::NeverResumes { since: 0 });
                     return None;
                 }
@@ -404,7 +408,7 @@ impl Client {
         }
     }
 
-    /// Reads a stream up to the answer. Stores the id of the last event in `event`.
+    /// Reads a stream up to the answer, keeping the id of the last event in `event`.
     async fn read(
         &self,
         stream: &mut Stream,
@@ -428,7 +432,7 @@ impl Client {
         }
     }
 
-    /// Ends a session. Tries up to ten times until the DELETE is confirmed or gets 404.
+    /// Ends a session, retrying up to ten times until the DELETE is confirmed or gets a 404.
     async fn delete(&self, session: &str) {
         {
             let mut current = self.0.session.lock().unwrap();
@@ -455,7 +459,7 @@ impl Client {
         }
     }
 
-    /// Sends half of a call, and never the rest.
+    /// Sends half of a call, but never the rest.
     async fn half_body(&self, session: &str) {
         self.0
             .watcher
@@ -484,7 +488,7 @@ impl Client {
 
     /// Makes `calls` calls at once, all of which end while the client is disconnected.
     ///
-    /// Returns the session of the calls, or `None` if the client has no session.
+    /// Returns the session they were made in, or `None` if the client has none.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -554,8 +558,9 @@ impl Client {
         }
     }
 
-    /// Makes calls until one of them has its answer, or an instance answers 404. `last_failure` is the reason why the previous
-    /// call had no answer.
+    /// Makes calls until one of them gets its answer, or an instance answers 404.
+    ///
+    /// `last_failure` is the reason why the previous call got no answer.
     async fn until_answered(&self, session: &str, ingress: &Ingress, last_failure: &mut String) {
         loop {
             let number = self.next_number();
@@ -619,14 +624,16 @@ impl Client {
         request.body(Body::from(body)).unwrap()
     }
 
-    /// Sends a request to the instance that the balancer picks. Returns `None` if connections are refused.
+    /// Sends a request to the instance that the balancer picks.
+    ///
+    /// Returns `None` if connections are refused.
     fn send(&self, request: Request<Body>) -> Option<Exchange> {
         self.0.watcher.requested();
         let ingress = self.0.balancer.pick(self.roll(u64::MAX))?;
         ingress.send(request)
     }
 
-    /// Returns the head of a response, or `None` if the connection broke. A head that is overdue fails the run.
+    /// Returns a response head, or `None` if the connection broke. An overdue head fails the run.
     async fn head(
         &self,
         exchange: &Exchange,
@@ -654,7 +661,9 @@ impl Client {
         }
     }
 
-    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away in the meantime.
+    /// Records that a response has its head.
+    ///
+    /// If that took more than `WAITED`, the client may have counted as turned away in the meantime.
     fn record_wait(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.on_waited();
@@ -673,7 +682,7 @@ impl Client {
         self.expect_code(status.as_u16(), purpose, expected);
     }
 
-    /// Records a status. A status that is not expected fails the run.
+    /// Records a status, which fails the run if it is not expected.
     fn expect_code(&self, status: u16, purpose: &str, expected: &[u16]) {
         if expected.contains(&status) {
             self.0.watcher.note(format!("{status} for {purpose}"));
@@ -705,7 +714,7 @@ impl Client {
     }
 }
 
-/// Returns the answer to a request, or `None` for any other message.
+/// Returns the answer to a request, or `None` if the message is anything else.
 fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if data.is_empty() {
         return None;
@@ -737,7 +746,7 @@ impl Stream {
         }
     }
 
-    /// Returns the ids and the data of the next events.
+    /// Returns the ids and data of the next events.
     async fn next(&mut self) -> Result<Vec<(Option<String>, String)>, End> {
         let data = self.exchange.data().await?;
         self.reader.push(&data);

@@ -1,8 +1,8 @@
 //! How each instance reaches the directory.
 //!
-//! A request arrives at the directory after a delay and is executed there in one step. Its reply arrives after another delay. The step is
-//! executed whether or not the instance still waits. The link receives only the name of each request, and therefore does not depend on
-//! the operations of a directory.
+//! A request reaches the directory after a delay and is executed there in a single step, whether or not the instance is still waiting. Its
+//! reply arrives after another delay. All that the link sees of a request is its name, so it does not depend on the operations that a
+//! directory has.
 
 use std::{
     collections::HashMap,
@@ -23,22 +23,21 @@ use crate::directory::{
     faulty::{ErasedRequest, Gate},
 };
 
-/// Requests that a directory without free memory refuses.
+/// Requests that a directory refuses when it is out of memory.
 const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
 
-/// The state of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,
     /// The directory refuses connections.
     Refused,
-    /// The directory is stalled. Queued requests are executed when it resumes.
+    /// The directory is stalled. It executes the queued requests when it resumes.
     Stalled,
     /// Each request takes this long.
     Slow(Ms),
 }
 
-/// The links of all instances to the directory. Clones share them.
+/// All instances' links to the directory. Clones share them.
 #[derive(Clone)]
 pub(super) struct DirectoryLink {
     post: Post,
@@ -79,7 +78,7 @@ impl DirectoryLink {
         }
     }
 
-    /// Returns the link of a process to the directory.
+    /// Returns a process's link to the directory.
     pub(super) fn of_instance(&self, host: HostId, machine: Machine) -> impl Gate + use<> {
         InstanceLink {
             directory_link: self.clone(),
@@ -88,7 +87,7 @@ impl DirectoryLink {
         }
     }
 
-    /// Sets the state of all links. Executes what is queued, unless the directory is stalled.
+    /// Sets the state of all links, and executes what is queued unless the directory is stalled.
     pub(super) fn set_all(&self, link_state: LinkState) {
         let queued = {
             let mut state = self.state();
@@ -111,7 +110,7 @@ impl DirectoryLink {
         self.state().has_no_memory = has_no_memory;
     }
 
-    /// Returns the state of a machine's link. The common state has priority, unless it is [`LinkState::Up`].
+    /// Returns the state of a machine's link. The common state takes precedence, unless it is [`LinkState::Up`].
     fn link_state(&self, machine: Machine) -> LinkState {
         let state = self.state();
         match state.common {
@@ -132,7 +131,7 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Executes a request at the directory and sends its reply. Queues the request if the directory is stalled.
+    /// Executes a request at the directory and sends its reply, or queues the request if the directory is stalled.
     fn execute(
         self,
         command: &'static str,
@@ -154,11 +153,11 @@ impl DirectoryLink {
         } else {
             let _inside = self.world.enter();
             let reply = request.now_or_never();
-            reply.expect("a directory in memory never waits")
+            reply.expect("an in-memory directory never waits")
         };
         self.post.after(host, reply_delay, move || {
             // The instance may have stopped waiting.
-            let _sent = reply_sender.send(reply);
+            let _ = reply_sender.send(reply);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The faults of a run, drawn from its seed, and how often each kind is drawn.
+//! The faults in a run, drawn from its seed, and how often each kind is drawn.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,17 @@ use super::{
 };
 use crate::directory::memory::faults::Kind;
 
-/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Fault {
     /// An instance is killed, and restarted at the same address.
     Kill,
-    /// A machine loses its power, and regains it later.
+    /// A machine loses power, and gets it back later.
     PowerLoss,
     Suspend,
-    /// A second instance starts at the address of a running one, which then shuts down.
+    /// A second instance starts at a running one's address, and the first one then shuts down.
     SharedAddress,
     Leave,
-    /// Each instance in turn shuts down and is restarted.
+    /// Each instance in turn is shut down and restarted.
     RollingRestart,
     Refused,
     Reset,
@@ -38,34 +37,35 @@ pub(super) enum Fault {
     DirectoryEmpty,
     DirectorySnapshot,
     DirectoryFailover,
-    /// An instance is killed or shuts down. Later the directory returns with a snapshot, which may be from before that.
+    /// An instance is killed or shuts down. Later the directory returns with a snapshot that may predate that.
     MoveAndSnapshot,
-    /// A machine is suspended. About that time, the directory loses all data.
+    /// A machine is suspended, and at about that time the directory loses all data.
     SuspendAndEmpty,
-    /// The directory loses all data and is slow, and one instance has thousands of sessions to write.
+    /// The directory loses all data and is slow, while one instance has thousands of sessions to write.
     ManySessionsAndEmpty,
     EvictSession,
     EvictLease,
     EvictAnswer,
     NoMemory,
-    /// The wall clock of a machine is set forward or back.
+    /// A machine's wall clock is set forward or back.
     Clock,
     CutClients,
     MadeUpIds,
-    /// Clients are disconnected, and return through another instance. Meanwhile many made-up ids are requested, and the directory is slow.
+    /// Clients are disconnected and return through another instance. In the meantime many made-up ids are requested, and the directory is
+    /// slow.
     CutAndMadeUpIds,
     Burst,
-    /// Many calls of one client end while it is disconnected. Their instance is killed 3 s later.
+    /// Many of a client's calls end while it is disconnected. Their instance is killed 3 s later.
     BurstAndKill,
     /// The directory is unreachable, and an instance is killed after the outage.
     OutageAndKill,
     /// An instance shuts down while the directory is unreachable.
     OutageAndLeave,
-    /// An instance is killed, and then the first request of each session is half a body.
+    /// An instance is killed, and then the first request in each session is half a body.
     KillAndHalfBodies,
 }
 
-/// Every kind, with its weight.
+/// Every kind with its weight.
 pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::Kill, 8),
     (Fault::PowerLoss, 4),
@@ -110,21 +110,21 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
 pub(super) struct ClientProfile {
     pub(super) delete: u64,
     pub(super) half_body: u64,
-    /// Maximum pause of a client between two calls.
+    /// The longest pause between two of a client's calls.
     pub(super) pause: Ms,
 }
 
-/// What happens at one moment.
+/// What happens at a given moment.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     Kill(Machine),
     PowerLoss(Machine),
-    /// A new instance starts, unless the machine has one.
+    /// A new instance starts, unless the machine already has one.
     Start(Machine),
     StartBeside(Machine),
     Suspend(Machine),
     Resume(Machine),
-    /// The oldest instance of a machine shuts down. The balancer detects this `detected_after` later.
+    /// A machine's oldest instance shuts down, which the balancer detects `detected_after` later.
     Leave {
         machine: Machine,
         detected_after: Ms,
@@ -149,15 +149,17 @@ pub(super) enum Event {
     /// The error of a machine's wall clock.
     Clock(Machine, i64),
     CutClients(Machine),
-    /// The balancer sends all requests to one machine, if it has an instance.
+    /// The balancer sends all requests to one machine, as long as it has an instance.
     Prefer(Option<Machine>),
-    /// An instance gets the given number of further sessions, whose clients are all disconnected.
+    /// An instance gets this many more sessions, whose clients are all disconnected.
     Sessions(Machine, usize),
     MadeUp {
         machine: Machine,
         count: usize,
     },
-    /// A client makes `calls` calls at once and is disconnected for `absence`. The owner of its session is killed after `kill`.
+    /// A client makes `calls` calls at once and is disconnected for `absence`.
+    ///
+    /// The owner of its session is killed after `kill`.
     Burst {
         client: usize,
         calls: usize,
@@ -171,7 +173,7 @@ pub(super) enum Event {
     Heal,
 }
 
-/// All events of a run.
+/// All events in a run.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) events: BTreeMap<(Ms, usize), Event>,
@@ -184,7 +186,7 @@ pub(super) struct Plan {
 // === impl Plan ===
 
 impl Plan {
-    /// Draws between 1 and 4 faults that start between `from` and `to`.
+    /// Draws 1 to 4 faults that start between `from` and `to`.
     pub(super) fn draw(
         dice: &mut Dice,
         weights: &BTreeMap<Fault, u64>,
@@ -393,7 +395,7 @@ impl Plan {
                 );
             }
             Fault::CutAndMadeUpIds => {
-                // The restarted instance has no owners in its cache.
+                // The restarted instance has no owners cached.
                 self.schedule(at.saturating_sub(4_000), Event::Kill(first));
                 self.schedule(at.saturating_sub(200), Event::Start(first));
                 self.directory(LinkState::Slow(300), at, 9_000);
@@ -423,7 +425,7 @@ impl Plan {
                     kill: (kind == Fault::BurstAndKill).then_some(4_500),
                 };
                 self.schedule(at, burst);
-                // The instance is started again.
+                // Restarts the instance, whichever it was.
                 self.schedule(at + 9_000, Event::Start(0));
                 for machine in 1..machines {
                     self.schedule(at + 9_000, Event::Start(machine));
@@ -480,7 +482,7 @@ impl Plan {
         }
     }
 
-    /// Makes the directory unreachable for `outage`. The directory then returns with the data that it had `age` before.
+    /// Makes the directory unreachable for `outage`, after which it returns with the data from `age` ago.
     fn snapshot(&mut self, at: Ms, age: Ms, outage: Ms) {
         let number = self.snapshots;
         self.snapshots += 1;

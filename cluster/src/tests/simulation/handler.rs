@@ -1,4 +1,4 @@
-//! The server of every instance. Its only tool, `work`, takes a given time, and reports the start and the end of each call.
+//! Every instance's server. Its only tool, `work`, takes a given time, and reports when each call starts and ends.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use super::{
     watcher::{End, Watcher},
 };
 
-/// The server of one session of an instance.
+/// The server for one session on an instance.
 pub(super) struct Server {
     pub(super) host: HostId,
     pub(super) watcher: Watcher,
 }
 
-/// Reports that a call was dropped, unless its end was reported.
-struct Running {
+/// Reports that a call has been dropped, unless its end has already been reported.
+struct RunningGuard {
     watcher: Watcher,
     host: HostId,
     label: Arc<str>,
@@ -69,7 +69,7 @@ impl ServerHandler for Server {
         let time: Ms = arguments.get("ms").and_then(Value::as_u64).unwrap_or(0);
         self.watcher
             .call_started(self.host, session(&context).as_deref(), &label);
-        let mut running = Running {
+        let mut running = RunningGuard {
             watcher: self.watcher.clone(),
             host: self.host,
             label: label.clone(),
@@ -89,23 +89,23 @@ impl ServerHandler for Server {
     }
 }
 
-/// Returns the session id in a request's headers.
+/// Returns the session id from a request's headers.
 fn session(context: &RequestContext<RoleServer>) -> Option<String> {
     let parts: &http::request::Parts = context.extensions.get()?;
     let id = parts.headers.get("mcp-session-id")?;
     id.to_str().ok().map(str::to_owned)
 }
 
-// === impl Running ===
+// === impl RunningGuard ===
 
-impl Running {
+impl RunningGuard {
     fn end(&mut self, end: End) {
         self.has_ended = true;
         self.watcher.ended(self.host, &self.label, end);
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         if !self.has_ended {
             self.end(End::Dropped);

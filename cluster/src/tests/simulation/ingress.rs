@@ -1,9 +1,10 @@
-//! The public listener of an instance, and the connections of its clients. A request is passed to the application itself, without HTTP in
-//! between. A disconnect of a client is passed on.
+//! An instance's public listener and its clients' connections.
 //!
-//! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This also holds if the
-//!    client has disconnected in the meantime, because a server reads its socket before it detects the end.
-//! 2. When a client disconnects, the future or the body of the response is dropped.
+//! A request is passed straight to the application, without HTTP in between, and so are client disconnects.
+//!
+//! 1. A request that is waiting when its instance is stopped is passed to the application when the instance resumes, even if the client has
+//!    disconnected in the meantime, because a server reads its socket before it detects the end.
+//! 2. When a client disconnects, the response's future or body is dropped.
 
 use std::{
     collections::VecDeque,
@@ -25,14 +26,14 @@ use tower_service::Service as _;
 
 use super::time::{HostId, Post, WORLD};
 
-/// A request that arrives at an instance.
+/// A request arriving at an instance.
 pub(super) struct IngressRequest {
     request: Request<Body>,
     response: Responder,
     disconnected: oneshot::Receiver<()>,
 }
 
-/// Sends the requests of clients to an instance.
+/// Sends client requests to an instance.
 #[derive(Clone)]
 pub(super) struct Ingress {
     pub(super) host: HostId,
@@ -110,8 +111,8 @@ impl Ingress {
         };
         let requests = self.requests.clone();
         self.post.after(self.host, 1, move || {
-            // If the instance has ended, the request is dropped, which reports a broken connection.
-            let _sent = requests.send(arriving_request);
+            // If the instance has exited, the request is dropped, which reports a broken connection.
+            let _ = requests.send(arriving_request);
         });
         Some(Exchange {
             host: self.host,
@@ -121,7 +122,7 @@ impl Ingress {
         })
     }
 
-    /// Cuts the connections of all clients.
+    /// Cuts all client connections.
     pub(super) fn cut(&self) {
         let open: Vec<_> = self.open.lock().unwrap().drain(..).collect();
         for state in open.iter().filter_map(Weak::upgrade) {
@@ -214,7 +215,7 @@ impl Drop for Responder {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns the response's head, or an error if the connection broke before it.
+    /// Returns the response head, or an error if the connection broke before it arrived.
     pub(super) async fn head(&self) -> Result<(StatusCode, HeaderMap), End> {
         self.poll(|state| match (&state.head, state.end) {
             (Some(head), _) => Some(Ok(head.clone())),
@@ -227,7 +228,7 @@ impl Exchange {
     /// Returns the next bytes of the body.
     pub(super) async fn data(&self) -> Result<Bytes, End> {
         self.poll(|state| match (state.data.pop_front(), state.end) {
-            // Data that the connection has not delivered before it broke are lost.
+            // Data that had not been delivered when the connection broke is lost.
             (Some(data), None | Some(End::Whole)) => Some(Ok(data)),
             (_, Some(end)) => Some(Err(end)),
             (None, None) => None,

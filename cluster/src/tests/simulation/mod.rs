@@ -1,38 +1,38 @@
-//! A simulation of several instances, their clients and their directory in one process, in simulated time.
+//! A simulation of several instances, their clients and their directory, in one process and in simulated time.
 //!
 //! `cargo test -p mcp-cancel-cluster simulation` runs it for a few seconds. These environment variables change that:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SIMULATION_SECONDS` | how long it runs, in seconds; by default 3 s, and at most 60 runs |
-//! | `SIMULATION_SEED` | the only seed that is run; its history is printed |
-//! | `SIMULATION_FROM` | the first seed; 0 by default |
-//! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas; with a leading `-`, all others |
-//! | `SIMULATION_CHECKS` | the checks, in the same form |
-//! | `SIMULATION_ALL` | every failing seed is reported in one line, and none ends the test |
+//! | `SIMULATION_SECONDS` | how many seconds to run for; by default 3 s, and at most 60 runs |
+//! | `SIMULATION_SEED` | the only seed to run, whose history is printed |
+//! | `SIMULATION_FROM` | the first seed, by default 0 |
+//! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas, or all others after a leading `-` |
+//! | `SIMULATION_CHECKS` | the checks to make, in the same form |
+//! | `SIMULATION_ALL` | report every failing seed on one line, rather than failing at the first |
 //!
-//! One fault and one check run only by name, because the README states them as limits. The fault `EvictSession`: a record that the backend
-//! evicts is missing for up to 70 s. The check `SentAnswer`: an answer that was sent when its client disconnected is lost if its instance
-//! dies.
+//! One fault and one check run only if named, because the README states them as limits. The fault is `EvictSession`: a record that the
+//! backend has evicted is missing for up to 70 s. The check is `SentAnswer`: an answer that was already sent when its client disconnected
+//! is lost if its instance dies.
 //!
-//! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a separate target folder runs ten times as fast.
+//! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and its own target folder runs ten times as fast.
 //!
 //! # Why not turmoil
 //!
-//! turmoil polls each of its hosts every tick, a millisecond by default, even if the host is idle. In 100 simulated
-//! seconds, six hosts are polled 600,000 times. Its hosts can be crashed and the paths between them held. But no host
-//! can be suspended while time continues, and this fault is the reason for leases.
+//! turmoil polls each of its hosts on every tick, by default every millisecond, even if the host is idle. In 100 simulated seconds, six
+//! hosts are polled 600,000 times. Hosts can be crashed, and the paths between them held, but no host can be suspended while time moves on,
+//! and that fault is the very reason for leases.
 //!
-//! Here a runtime is only polled when something arrives for it, or every 100 ms. A suspended process is not polled, and its clock jumps
-//! when it resumes ([`time`]). The network between instances is byte streams with hyper on both ends ([`net`]). A client's request is
-//! passed to the application itself ([`ingress`]).
+//! In this simulation a runtime is polled only when something arrives for it, or every 100 ms. A suspended process is not polled, and its
+//! clock jumps when it resumes ([`time`]). The network between instances consists of byte streams with hyper at both ends ([`net`]). A
+//! client's request is passed straight to the application ([`ingress`]).
 //!
 //! | module | job |
 //! |---|---|
 //! | [`time`] | runtimes, their clocks, and what passes between them |
 //! | [`net`] | connections between instances |
 //! | [`directory_link`] | how instances reach the directory |
-//! | [`ingress`] | connections of clients |
+//! | [`ingress`] | client connections |
 //! | [`node`], [`handler`] | an instance, and its tool |
 //! | [`client`] | clients |
 //! | [`faults`] | what is drawn from a seed |
@@ -70,17 +70,19 @@ use self::{
 };
 
 thread_local! {
-    /// Panics of the run of this thread. `None` if the thread has no run.
+    /// The panics in this thread's run, or `None` if the thread has no run.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// Faults and checks that are excluded unless they are requested: limits that the README states.
+/// Faults and checks that are excluded unless requested, because the README states them as limits.
 const LIMITS: &str = "-EvictSession,SentAnswer";
 
-/// Maximum number of runs unless `SIMULATION_SECONDS` is set: 60. Chosen because a fast machine then has the same result.
+/// The maximum number of runs unless `SIMULATION_SECONDS` is set.
+///
+/// It makes a fast machine get the same result.
 const RUNS: u64 = 60;
 
-/// Duration unless `SIMULATION_SECONDS` is set: 3 s.
+/// How many seconds to run for unless `SIMULATION_SECONDS` is set.
 const SECONDS: u64 = 3;
 
 #[test]
@@ -96,11 +98,11 @@ fn simulation() {
     };
     let hook = take_hook();
     set_hook(Box::new(move |info| {
-        let is_of_run = PANICS.with_borrow_mut(|panics| {
+        let is_in_run = PANICS.with_borrow_mut(|panics| {
             let panics = panics.as_mut();
             panics.map(|panics| panics.push(info.to_string())).is_some()
         });
-        if !is_of_run {
+        if !is_in_run {
             hook(info);
         }
     }));
@@ -140,7 +142,7 @@ fn simulation() {
     println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {failed:?}");
 }
 
-/// Runs a seed on its own thread, because `std` draws its random state once a thread.
+/// Runs a seed on its own thread, because `std` draws its random state once per thread.
 fn on_own_thread(seed: u64, setup: &Setup) -> Outcome {
     thread::scope(|scope| {
         let run = move || {
@@ -155,12 +157,12 @@ fn on_own_thread(seed: u64, setup: &Setup) -> Outcome {
     })
 }
 
-/// Takes the panics of this thread's run since the last call.
+/// Takes the panics that this thread's run has had since the last call.
 fn take_panics() -> Vec<String> {
     PANICS.with_borrow_mut(|panics| panics.as_mut().map(mem::take).unwrap_or_default())
 }
 
-#[expect(clippy::disallowed_types, reason = "the time that the machine takes")]
+#[expect(clippy::disallowed_types, reason = "how long the machine takes")]
 fn now() -> std::time::Instant {
     std::time::Instant::now()
 }
@@ -174,7 +176,9 @@ fn parsed_variable<T: FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Returns the items that a variable lists. If it starts with `-`, returns all others. An unset variable counts as [`LIMITS`].
+/// Returns the items that a variable lists, or all others if it starts with `-`.
+///
+/// An unset variable counts as [`LIMITS`].
 fn chosen_items<T: fmt::Debug + Copy>(variable: &str, items: &[T]) -> Vec<T> {
     let selection = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let selection = selection.as_str();

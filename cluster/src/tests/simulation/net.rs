@@ -1,4 +1,4 @@
-//! The simulated network between instances: connections, and the faults of the paths between machines.
+//! The simulated network between instances: connections, and faults on the paths between machines.
 
 use std::{
     collections::HashMap,
@@ -24,20 +24,19 @@ use crate::relay::network::{
     simulated::{Dialer, Duplex},
 };
 
-/// A machine. Several processes may run on it, one after the other or at the same time.
+/// A machine, on which several processes can run, one after the other or at the same time.
 pub(super) type Machine = usize;
 
-/// Maximum number of machines: 8.
 const MACHINES: Machine = 8;
 
-/// Time of silence on a path after which the kernels reset its connections: 15 s.
+/// How long a path has to be silent for the kernels to reset its connections.
 const SILENCE_TIMEOUT: Ms = 15_000;
 
-/// How bytes pass from one machine to another.
+/// How bytes get from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathState {
     Up,
-    /// Connections are refused. Open ones continue.
+    /// Connections are refused, but open ones continue.
     Refused,
     /// Connections are reset when bytes are sent, and cannot be opened.
     Reset,
@@ -53,7 +52,7 @@ pub(super) struct Net {
     state: Arc<Mutex<State>>,
 }
 
-/// The actions on a silent path, and since when the path is silent.
+/// Since when a path has been silent, and the actions queued on it.
 type Queued = (Ms, Vec<(HostId, Action)>);
 
 struct State {
@@ -62,7 +61,7 @@ struct State {
     /// The queue of each silent path.
     queued: HashMap<(Machine, Machine), Queued>,
     listeners: HashMap<SocketAddr, Vec<ListenerEntry>>,
-    /// Machines without power.
+    /// Machines that have no power.
     without_power: Vec<Machine>,
     connections: Vec<Connection>,
 }
@@ -77,7 +76,7 @@ struct ListenerEntry {
 struct Connection {
     machines: (Machine, Machine),
     pipes: [Arc<Pipe>; 2],
-    /// The connection is cut after this many more bytes.
+    /// After how many more bytes the connection is cut.
     cut_after: Arc<Mutex<Option<usize>>>,
 }
 
@@ -90,7 +89,7 @@ struct PipeState {
     buffer: BytesMut,
     has_ended: bool,
     is_reset: bool,
-    /// The reader was dropped, or the connection was reset.
+    /// Whether the reader has been dropped or the connection reset.
     is_closed: bool,
     reader: Option<Waker>,
     /// When the last bytes arrive.
@@ -107,14 +106,13 @@ pub(super) struct Socket {
     to: (HostId, Machine),
 }
 
-/// Opens connections of one process.
+/// Opens connections for one process.
 pub(super) struct Connector {
     pub(super) net: Net,
     pub(super) host: HostId,
     pub(super) machine: Machine,
 }
 
-/// A peer listener.
 pub(super) struct PeerListener {
     net: Net,
     host: HostId,
@@ -165,9 +163,9 @@ impl Net {
         }
     }
 
-    /// Sets how bytes pass from one machine to another. Delivers what was queued if the path is no longer silent.
+    /// Sets how bytes get from one machine to another. Delivers what is queued if the path is no longer silent.
     ///
-    /// If the path stays silent for [`SILENCE_TIMEOUT`], its queue is lost, and its connections are reset.
+    /// If the path stays silent for [`SILENCE_TIMEOUT`], its queue is lost and its connections are reset.
     pub(super) fn set(&self, from: Machine, to: Machine, path: PathState) {
         if path == PathState::Silent {
             let net = self.clone();
@@ -194,7 +192,7 @@ impl Net {
         }
     }
 
-    /// Resets the connections of a path that is still silent, as the kernels do.
+    /// Resets the connections on a path that is still silent, as the kernels do.
     fn time_out(&self, from: Machine, to: Machine) {
         let now = self.post.now();
         let is_dead = {
@@ -245,7 +243,7 @@ impl Net {
 
     /// Sets whether a machine has no power.
     ///
-    /// [`SILENCE_TIMEOUT`] after a loss of power, all connections of the machine are reset, even if it has power again.
+    /// [`SILENCE_TIMEOUT`] after it has lost power, all of the machine's connections are reset, even if it has power again.
     pub(super) fn set_power_loss(&self, machine: Machine, is_without_power: bool) {
         self.state().without_power.retain(|other| *other != machine);
         if is_without_power {
@@ -259,7 +257,7 @@ impl Net {
         }
     }
 
-    /// Runs `action` at the receiver after the delay of the path. `pipe` keeps its order. A silent path queues the action.
+    /// Runs `action` at the receiver after the path's delay, in order for each `pipe`. A silent path queues it instead.
     fn send(
         &self,
         from: (HostId, Machine),
@@ -293,7 +291,7 @@ impl Net {
         self.state.lock().unwrap()
     }
 
-    /// Opens a connection, as the state of the path permits. Never completes on a silent path.
+    /// Opens a connection if the path allows it. Never completes on a silent path.
     async fn dial(
         self,
         host: HostId,
@@ -307,7 +305,7 @@ impl Net {
             let entries = state.listeners.get(&address);
             let entry = entries.and_then(|entries| entries.get(pick));
             let target = entry.map(|entry| (entry.host, entry.machine, entry.accepts.clone()));
-            // Machines have one address each.
+            // Each machine has one address.
             let target_machine = target
                 .as_ref()
                 .map_or_else(|| machine_of(address), |target| target.1);
@@ -340,7 +338,7 @@ impl Net {
         let pipes = [(); 2].map(|()| Arc::<Pipe>::default());
         let [inward_pipe, outward_pipe] = pipes.clone();
         let cut_after = Arc::<Mutex<Option<usize>>>::default();
-        let mine = Socket {
+        let near_end = Socket {
             net: self.clone(),
             read: inward_pipe.clone(),
             write: outward_pipe.clone(),
@@ -348,7 +346,7 @@ impl Net {
             from: (host, machine),
             to: (peer, peer_machine),
         };
-        let theirs = Socket {
+        let far_end = Socket {
             net: self.clone(),
             read: outward_pipe,
             write: inward_pipe,
@@ -365,10 +363,10 @@ impl Net {
             cut_after,
         });
         self.post.after(peer, 1, move || {
-            // Dropped if the listener has ended.
-            let _sent = accepts.send((theirs, address_of(machine)));
+            // Dropped if the listener has closed.
+            let _ = accepts.send((far_end, address_of(machine)));
         });
-        Ok(Box::new(mine))
+        Ok(Box::new(near_end))
     }
 }
 

@@ -1,4 +1,4 @@
-//! An instance of the simulation: a server of rmcp, set up as an application would do it, on its own runtime.
+//! A simulated instance: an rmcp server on its own runtime, set up the way an application would do it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,16 +23,16 @@ use crate::{
     relay::{filter::PeersFilter, network::Network, wire::Secret},
 };
 
-/// How long a detached call waits for its client: 5 s.
+/// How long a detached call waits for its client.
 pub(super) const GRACE: Ms = 5_000;
 
-/// The limit of `leave`: 15 s.
+/// The limit for `leave`.
 pub(super) const LEAVE_LIMIT: Ms = 15_000;
 
-/// Time without an event after which a stream gets a comment: 15 s.
+/// How long a stream is silent before it gets a comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Delay until a client resumes after its stream ended: 1 s.
+/// How long a client waits to resume after its stream has ended.
 pub(super) const RETRY: Ms = 1_000;
 
 /// State shared by all instances.
@@ -105,7 +105,7 @@ impl Node {
         }
     }
 
-    /// Adds sessions that no client uses.
+    /// Adds sessions that are not used by any client.
     pub(super) fn add_sessions(&self, count: usize) {
         let Some(cluster) = &self.cluster else {
             return;
@@ -114,7 +114,7 @@ impl Node {
         let _entered = runtime.enter();
         let params: Arc<[u8]> = Arc::from(&b"{}"[..]);
         for number in 0..count {
-            let id = format!("{number} of {}", self.host.id);
+            let id = format!("{number} on {}", self.host.id);
             let sessions = &cluster.router().sessions;
             sessions.on_opened(&id, false);
             sessions.on_initialized(&id, params.clone());
@@ -132,7 +132,7 @@ fn app(cluster: &Cluster, host: HostId, watcher: &Watcher) -> Router {
     let mut manager = LocalSessionManager::default();
     manager.session_config.sse_retry = Some(Duration::from_millis(RETRY));
     let sessions = cluster.sessions(CancellableSessionManager::new(manager));
-    // rmcp's own keep-alive uses the clock of `std`, which does not follow the simulated clock.
+    // rmcp's own keep-alive uses the `std` clock, which does not follow the simulated one.
     let mut config = StreamableHttpServerConfig::default()
         .with_sse_keep_alive(None)
         .with_sse_retry(Some(Duration::from_millis(RETRY)));

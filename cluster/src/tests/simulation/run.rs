@@ -1,4 +1,4 @@
-//! One run: instances, clients and faults of a seed.
+//! One run: a seed's instances, clients and faults.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,16 +30,16 @@ use crate::{
     ids::SessionHash,
 };
 
-/// When the first fault may start: 9 s. Chosen because all instances are settled by then.
+/// The earliest start of a fault, by which time all instances have settled.
 const FAULTS_FROM: Ms = 9_000;
 
-/// When the last fault may start: 30 s.
+/// The latest start of a fault.
 const FAULTS_TO: Ms = 30_000;
 
-/// How long after the faults the sessions are probed: 6 s, the time of a lease.
+/// How long after the faults the sessions are probed, which is how long a lease lasts.
 const PROBED_AFTER: Ms = 6_000;
 
-/// How long after the faults a run ends. Some runs have the long time, which also covers the report of the last client that was turned
+/// How long a run continues after the faults. Some runs take the long time, which also covers the report of the last client that was turned
 /// away.
 const SETTLE_TIME: Ms = 28_000;
 const LONG_SETTLE_TIME: Ms = 90_000;
@@ -51,7 +51,6 @@ pub(super) struct Setup {
     pub(super) checks: BTreeSet<Check>,
 }
 
-/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     seed: u64,
@@ -79,12 +78,11 @@ struct Run {
 struct Running {
     node: Node,
     is_suspended: bool,
-    /// Set once `leave` has returned.
+    /// Whether `leave` has returned.
     has_left: Arc<AtomicBool>,
     is_leaving: bool,
 }
 
-/// Runs a seed.
 #[allow(clippy::disallowed_methods, reason = "clients are tasks")]
 pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
     let mut dice = Dice::seeded(seed);
@@ -145,7 +143,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         let until = end + 2_000;
         let post = run.post.clone();
         run.world.handle().spawn(async move {
-            // The directory must be settled first.
+            // The directory has to settle first.
             post.pause(WORLD, 7_500).await;
             client.run(until).await;
         });
@@ -188,7 +186,9 @@ impl Run {
         }
     }
 
-    /// Advances to whatever is next: an event of the plan, a post, [`LAG`], or `end`. Polls the runtimes that it concerns.
+    /// Advances to whatever is next, and polls the runtimes concerned.
+    ///
+    /// That is a planned event, a post, [`LAG`] or `end`.
     fn step(&mut self, end: Ms) {
         let planned = self.plan.events.keys().next().map(|key| key.0);
         let next = [
@@ -236,7 +236,7 @@ impl Run {
         }
     }
 
-    /// Runs a process to `now`, unless it is suspended or has ended.
+    /// Runs a process to `now`, unless it is suspended or has exited.
     fn run_host(&mut self, host: HostId, now: Ms) {
         if host == WORLD {
             self.world.run_to(now);
@@ -274,7 +274,7 @@ impl Run {
         });
     }
 
-    /// Ends a process. Returns its machine.
+    /// Ends a process and returns its machine.
     fn exit(&mut self, host: HostId) -> Machine {
         self.balancer.remove(host);
         let mut nodes = self.nodes.iter();
@@ -285,7 +285,7 @@ impl Run {
         running.node.machine
     }
 
-    /// Returns the oldest process of a machine, or `None` if none runs on it.
+    /// Returns a machine's oldest process, or `None` if it has none.
     fn host_on(&self, machine: Machine) -> Option<HostId> {
         let mut nodes = self.nodes.iter();
         let running = nodes.find(|running| running.node.machine == machine)?;
@@ -298,7 +298,7 @@ impl Run {
             .find(|running| running.node.host.id == host)
     }
 
-    /// Makes an event happen, if there is a process that it concerns.
+    /// Makes an event happen, if there is a process for it to happen to.
     fn apply(&mut self, event: Event) {
         let watcher = self.environment.watcher.clone();
         let is_recorded = !matches!(event, Event::Heal);
@@ -372,13 +372,13 @@ impl Run {
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
                     let directory = &self.environment.directory.memory;
-                    let lose = || directory.load_snapshot(snapshot);
-                    watcher.directory_loses("data from after a snapshot", lose);
+                    let load = || directory.load_snapshot(snapshot);
+                    watcher.directory_loses("everything since a snapshot", load);
                 }
             }
             Event::Empty => {
                 let directory = &self.environment.directory.memory;
-                watcher.directory_loses("all", || directory.restart());
+                watcher.directory_loses("all data", || directory.restart());
             }
             Event::Evict(kind, pick) => {
                 if let Some(evicted) = self.environment.directory.memory.evict_any(kind, pick) {
@@ -527,13 +527,14 @@ impl Run {
             if !living.contains(&lease) {
                 watcher.fail(
                     Check::Directory,
-                    format!("{lease} has ended, but has a lease"),
+                    format!("{lease} has exited, but still has a lease"),
                 );
             }
         }
         for session in watcher.deleted_sessions() {
             if memory.has_owner(SessionHash::of(&session)) {
-                let message = format!("{session} was deleted, but has an owner in the directory");
+                let message =
+                    format!("{session} has been deleted, but still has an owner in the directory");
                 watcher.fail(Check::Directory, message);
             }
         }

@@ -1,13 +1,13 @@
 //! Simulated time. Each process has its own runtime, and all runtimes follow one clock.
 //!
-//! 1. Every instance has its own current-thread runtime with a paused clock, and all clients share one. Only [`Host::run_to`] polls a
-//!    runtime. A suspended process is therefore a runtime that is not polled. A killed one is a runtime that is dropped with its tasks.
-//! 2. Everything that passes from one runtime to another is a [`Post`]: a closure with its time. The runtime that it wakes is first
-//!    advanced to that time, and then polled.
-//! 3. A runtime without a post is advanced every [`LAG`] at the latest. Its own timers run in order and at their times, but what they
-//!    send to other runtimes is up to [`LAG`] late.
-//! 4. The number of milliseconds since the start of the run is the time of everything that two runtimes see. The `Instant`s of two
-//!    runtimes are never compared.
+//! 1. Every instance has its own current-thread runtime with a paused clock, and all clients share one. A runtime is polled only by
+//!    [`Host::run_to`], so a suspended process is a runtime that is not polled, and a killed one is a runtime that has been dropped along
+//!    with its tasks.
+//! 2. Everything that passes from one runtime to another is a [`Post`]: a closure and the time at which it is due. The runtime that it
+//!    wakes is first advanced to that time and then polled.
+//! 3. A runtime without a post is advanced at least every [`LAG`]. Its own timers fire in order and on time, but what they send to other
+//!    runtimes is up to [`LAG`] late.
+//! 4. Anything seen by two runtimes is timed in milliseconds since the start of the run. The `Instant`s of two runtimes are never compared.
 
 use std::{
     cell::Cell,
@@ -32,25 +32,27 @@ pub(super) type Ms = u64;
 const EPOCH: u64 = 1_700_000_000_000;
 
 thread_local! {
-    /// The wall clock of the process that is polled. `None` outside of runs.
+    /// The wall clock of the process that is being polled, or `None` outside of runs.
     static WALL_CLOCK: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Returns the wall clock of the process that is polled, in milliseconds since 1970. Returns `None` outside of runs.
+/// Returns the wall clock of the process that is being polled, in milliseconds since 1970.
+///
+/// Returns `None` outside of runs.
 pub(crate) fn wall_clock() -> Option<u64> {
     WALL_CLOCK.get()
 }
 
-/// The id of a process: [`WORLD`], or an instance.
+/// The id of a process: [`WORLD`] or an instance.
 pub(super) type HostId = usize;
 
-/// The process of all clients, and of the directory.
+/// The process in which all clients and the directory run.
 pub(super) const WORLD: HostId = 0;
 
-/// Maximum time by which a runtime without a post may be behind: 100 ms.
+/// How far a runtime without a post may lag behind.
 pub(super) const LAG: Ms = 100;
 
-/// Closures that are due at a time. Clones share them.
+/// Closures that become due at a given time. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Post(Arc<Mutex<State>>);
 
@@ -70,14 +72,13 @@ struct Item {
 
 pub(super) type Action = Box<dyn FnOnce() + Send>;
 
-/// A process.
 pub(super) struct Host {
     pub(super) id: HostId,
     runtime: Option<Runtime>,
     idle: Arc<Mutex<Option<Waker>>>,
     created: Ms,
     start: Instant,
-    /// The time of the process's clock.
+    /// The time on the process's clock.
     at: Ms,
     /// The error of the process's wall clock.
     skew: i64,
@@ -90,7 +91,7 @@ impl Post {
         self.state().now
     }
 
-    /// Runs `action` after `delay`, at least 1 ms from now, and polls the runtime of `host` then.
+    /// Runs `action` after `delay`, but at least 1 ms from now, and then polls `host`'s runtime.
     pub(super) fn after(&self, host: HostId, delay: Ms, action: impl FnOnce() + Send + 'static) {
         let at = self.now() + delay.max(1);
         self.at(host, at, Box::new(action));
@@ -108,11 +109,11 @@ impl Post {
         }));
     }
 
-    /// Waits in a task of `host`.
+    /// Waits in one of `host`'s tasks.
     pub(super) async fn pause(&self, host: HostId, delay: Ms) {
         let (end, ended) = oneshot::channel::<()>();
         self.after(host, delay, move || drop(end));
-        let _ended = ended.await;
+        let _ = ended.await;
     }
 
     /// Returns when the next closure is due, or `None` if there is none.
@@ -124,7 +125,7 @@ impl Post {
         self.state().now = now;
     }
 
-    /// Takes one closure that is due, or returns `None` if none is.
+    /// Takes a closure that is due, or returns `None` if none is.
     pub(super) fn take_due(&self) -> Option<(HostId, Action)> {
         let mut state = self.state();
         if state.due.peek()?.0.at > state.now {
@@ -164,12 +165,12 @@ impl Ord for Item {
 impl Host {
     pub(super) fn new(id: HostId, now: Ms) -> Self {
         let idle = Arc::new(Mutex::new(None::<Waker>));
-        let waker_of_idle = idle.clone();
+        let idle_waker = idle.clone();
         let runtime = Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .on_thread_park(move || {
-                let waker = waker_of_idle.lock().unwrap().take();
+                let waker = idle_waker.lock().unwrap().take();
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -177,7 +178,7 @@ impl Host {
             .build()
             .unwrap();
         let start = {
-            let _inside = runtime.enter();
+            let _entered = runtime.enter();
             Instant::now()
         };
         Self {
@@ -210,7 +211,7 @@ impl Host {
 
     /// Polls the tasks until the clock is at `now` and no task is ready.
     ///
-    /// Does nothing if the process was killed, or its clock is not behind.
+    /// Does nothing if the process has been killed, or if its clock is not behind.
     pub(super) fn run_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -228,9 +229,9 @@ impl Host {
         self.at = now;
     }
 
-    /// Sets the clock to `now` at once, as for a process that was suspended until then.
+    /// Sets the clock to `now` at once, as for a process that has been suspended until then.
     ///
-    /// Does nothing if the process was killed, or its clock is not behind.
+    /// Does nothing if the process has been killed, or if its clock is not behind.
     pub(super) fn jump_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -252,7 +253,7 @@ impl Host {
     }
 }
 
-/// Ready when no task of the runtime is ready.
+/// Ready as soon as none of the runtime's tasks is.
 struct Idle<'a> {
     waker: &'a Mutex<Option<Waker>>,
     is_set: bool,

@@ -1,25 +1,25 @@
-//! The watcher records every event of a run and checks the event against the cluster's promises.
+//! Records every event in a run and checks it against the cluster's promises.
 //!
 //! | check | violated by |
 //! |---|---|
 //! | [`Check::Owner`] (a) | a call that starts on an instance after another live one has started to serve its session |
-//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
-//! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a live instance has turned away within the grace |
-//! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
-//! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
-//! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or no reply |
+//! | [`Check::Attached`] (b) | cancelling a call whose client is attached, or has been disconnected for less than a grace |
+//! | [`Check::TurnedAway`] (b) | cancelling a call whose client a live instance has turned away within the grace |
+//! | [`Check::NotFound`] (c) | a 404 for a session whose owner is alive |
+//! | [`Check::NotRestored`] (c) | a 404 for a session that the directory has never lost |
+//! | [`Check::Answer`] (d) | a call that ended in time, but whose client gets an error instead of the answer, or no reply |
 //! | [`Check::SentAnswer`] (d) | the same for a call whose client disconnected while its answer was on the connection |
 //! | [`Check::Recovery`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
-//! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
-//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not started |
-//! | [`Check::StartedTwice`] | a call that starts twice, or after its client got the error that it was not started |
+//! | [`Check::Directory`] (e) | a lease held by a dead instance, or a record of a deleted session |
+//! | [`Check::HeadTimeout`] | a request that waits for a head longer than any limit, although its call has not started |
+//! | [`Check::StartedTwice`] | a call that starts twice, or after its client has been sent the error that it was not started |
 //! | [`Check::Status`] | a status that no rule permits |
-//! | [`Check::Panic`] | a panic of any task |
+//! | [`Check::Panic`] | a panic in any task |
 //!
-//! What the rules permit is not a failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
-//! them if its directory was unreachable for that time. A session is lost if the directory loses the claim of an instance that has not
-//! restored the session yet, while the session is open on no instance.
+//! What the rules permit is not a failure. An instance may lose its sessions if it has been suspended, or its directory unreachable, for
+//! longer than a lease. A session is lost if it is not open on any instance, and the directory loses the claim of an instance that has not
+//! restored it yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,31 +38,32 @@ use crate::{
     sessions::Sessions,
 };
 
-/// Maximum time from a DELETE until its confirmation: 10 s.
+/// How long it can take from a DELETE to its confirmation.
 const DELETE_TIME: Ms = 10_000;
 
-/// Time without the directory after which an instance may have lost its lease: 3.4 s. Less than
-/// [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE) minus one heartbeat interval.
+/// How long an instance can be without the directory before it may have lost its lease.
+///
+/// Less than [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE) minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_400;
 
-/// Time after an outage of an instance within which another instance may still prove to own its sessions: 10 s.
+/// How long after an instance's outage another one may still prove to own its sessions.
 const PROOF_AFTER_OUTAGE: Ms = 10_000;
 
-/// Maximum time from the fault of an instance until its lease lapses, which counts as turned-away clients: 8 s.
+/// How long an instance's lease can take to lapse after a fault, which counts as turning clients away.
 ///
-/// This includes the interval of heartbeats.
+/// Includes the heartbeat interval.
 const MAX_LAPSE_DELAY: Ms = 8_000;
 
-/// Maximum time for which a client that was turned away may delay cancels: 50 s.
+/// How long a client that has been turned away may delay cancels.
 const TURNED_AWAY: Ms = 50_000;
 
-/// Maximum time until a disconnect is detected: 200 ms.
+/// How long it can take to detect a disconnect.
 const DISCONNECT_DETECTION: Ms = 200;
 
-/// Maximum duration of a write to a consistent directory: 1 s.
+/// How long a write to a consistent directory can take.
 const WRITE_TIME: Ms = 1_000;
 
-/// A promise.
+/// A promise that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Check {
     Owner,
@@ -81,7 +82,6 @@ pub(super) enum Check {
     Panic,
 }
 
-/// All checks.
 pub(super) const CHECKS: [Check; 14] = [
     Check::Owner,
     Check::Attached,
@@ -111,7 +111,7 @@ pub(super) enum End {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
-    /// The error of a call whose server has ended without a stored answer.
+    /// The error for a call whose server has exited without storing an answer.
     Lost,
     /// The call was not started.
     NotStarted,
@@ -121,28 +121,28 @@ pub(super) enum Answer {
 /// The state of a call's client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
-    /// The request has no head yet.
+    /// Its request has no response head yet.
     Requesting,
     /// Reads a stream through instance `by`.
     Attached { by: HostId, since: Ms },
-    /// Has no stream and will resume.
+    /// Has no stream, but will resume.
     Disconnected { since: Ms },
-    /// Requests its stream again. Has been disconnected since `disconnected`.
+    /// Is requesting its stream again, after having been disconnected since `disconnected`.
     Resuming { since: Ms, disconnected: Ms },
-    /// Has no stream, and never resumes.
+    /// Has no stream and will never resume.
     NeverResumes { since: Ms },
-    /// Has an answer, or abandoned the call because of a 404.
+    /// Has an answer, or has given up the call because of a 404.
     Done,
 }
 
-/// The reason why the directory counts as unreachable.
+/// Why the directory counts as unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unreachable {
     Path,
     Memory,
 }
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Debug, Clone)]
 pub(super) struct Failure {
     pub(super) check: Check,
@@ -150,11 +150,11 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
-/// The rejections of a client, by a call.
+/// When a call's client was turned away, and by which instance.
 #[derive(Debug, Clone, Copy)]
 struct TurnedAway {
     by: HostId,
-    /// The first one since its client disconnected.
+    /// The first time since the client disconnected.
     first: Ms,
     last: Ms,
 }
@@ -169,19 +169,23 @@ struct Call {
     answer: Option<Answer>,
     /// The instance through which the client was last attached.
     by: Option<HostId>,
-    /// The client may have had a connection when the call ended, or later got one to the instance that had the answer.
+    /// Whether the answer may have been sent.
+    ///
+    /// That is, whether the client may have had a connection when the call ended, or later got one to the instance that had the answer.
     was_sent: bool,
 }
 
 #[derive(Debug, Default)]
 struct Session {
-    /// The instances that started to serve the session, and when.
+    /// The instances that have started to serve the session, and when.
     served: Vec<(HostId, Ms)>,
     opened: Ms,
     is_deleted: bool,
-    /// The client got 404 for the session.
+    /// Whether the client has got a 404 for the session.
     is_lost: bool,
-    /// The directory lost the claim of an instance that had not restored the session, which was open on no instance.
+    /// Whether the directory has lost a claim while the session was not open anywhere.
+    ///
+    /// The instance that made the claim had not restored the session yet.
     has_lost_claim: bool,
 }
 
@@ -195,7 +199,7 @@ struct Process {
     stops: Vec<(Ms, Option<Ms>)>,
     /// When the process started to leave.
     leaving_since: Option<Ms>,
-    /// `leave` returned before its limit.
+    /// Whether `leave` returned before its limit.
     has_left_early: bool,
 }
 
@@ -206,7 +210,7 @@ enum State {
     Dead { at: Ms },
 }
 
-/// The log of a run. Clones share it.
+/// A run's log. Clones share it.
 #[derive(Clone)]
 pub(super) struct Watcher {
     post: Post,
@@ -221,7 +225,7 @@ struct Log {
     calls: BTreeMap<Arc<str>, Call>,
     sessions: BTreeMap<String, Session>,
     processes: BTreeMap<HostId, Process>,
-    /// When the directory was unreachable for a machine, or for all.
+    /// When the directory was unreachable for a machine, or for all of them.
     cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Unreachable)>,
     /// When the directory lost data.
     losses: Vec<Ms>,
@@ -233,7 +237,7 @@ struct Log {
     requests: usize,
     /// When a client was last turned away.
     last_refusal: Option<Ms>,
-    /// Deleted sessions: the id, the instances that served the session, and when the client got the confirmation.
+    /// Deleted sessions: the id, the instances that served it, and when the client got the confirmation.
     deleted: Vec<(String, Vec<HostId>, Ms)>,
 }
 
@@ -327,10 +331,10 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance starts to shut down.
+    /// Records that an instance is starting to shut down.
     pub(super) fn leaving(&self, host: HostId) {
         let now = self.post.now();
-        self.note(format!("instance {host} shuts down"));
+        self.note(format!("instance {host} is shutting down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
             process.leaving_since = Some(now);
         }
@@ -346,7 +350,7 @@ impl Watcher {
         }
     }
 
-    /// Records that the directory is unreachable for a machine or for all machines, or reachable again.
+    /// Records that the directory is unreachable for one or all machines, or reachable again.
     pub(super) fn cut(&self, machine: Option<Machine>, reason: Unreachable, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
@@ -368,7 +372,9 @@ impl Watcher {
         self.log().losses.push(now);
     }
 
-    /// Makes the directory lose records. Marks each session whose claim is lost before the session was restored.
+    /// Makes the directory lose records, and marks each session that loses a claim before being restored.
+    ///
+    /// Sessions that are open on an instance are not marked.
     pub(super) fn directory_loses(&self, data: &str, lose: impl FnOnce()) {
         let claimed = self.log().unrestored_claims();
         lose();
@@ -382,7 +388,7 @@ impl Watcher {
         }
     }
 
-    /// Records that the directory lost an answer, which no instance detects.
+    /// Records that the directory has lost an answer, which no instance can detect.
     pub(super) fn evicted_answer(&self, answer: &str) {
         let now = self.post.now();
         self.note(format!("the directory lost {answer}"));
@@ -478,7 +484,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance turned away the client of some session.
+    /// Records that an instance has turned away the client of some session.
     pub(super) fn refused(&self, by: HostId) {
         let now = self.post.now();
         let mut log = self.log();
@@ -493,12 +499,12 @@ impl Watcher {
         log.last_refusal = log.last_refusal.max(Some(now));
     }
 
-    /// Records that an instance confirmed the deletion of a session.
+    /// Records that an instance has confirmed a session's deletion.
     pub(super) fn deletion_confirmed(&self, session: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("{by} confirms that {} is deleted", short(session)));
         let mut log = self.log();
-        // Without a live owner or a record, the confirming instance knew no such session. The README states that limit.
+        // Without a live owner or a record, the confirming instance knew of no such session, which the README states as a limit.
         let owner = log.last_served(session).map(|served| served.0);
         if !owner.is_some_and(|owner| log.is_alive(owner)) && log.recorded_owner(session).is_none()
         {
@@ -541,7 +547,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance turned away a call's client.
+    /// Records that an instance has turned away a call's client.
     pub(super) fn turned_away(&self, label: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("the client of {label} is turned away by {by}"));
@@ -581,7 +587,7 @@ impl Watcher {
         }
     }
 
-    /// Records that a client got 404 for its session.
+    /// Records that a client got a 404 for its session.
     pub(super) fn not_found(&self, session: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("404 for {} by {by}", short(session)));
@@ -600,8 +606,10 @@ impl Watcher {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Returns `true` if a call may still wait for its head. That holds if the call has started, or if the last instance that served its
-    /// session is suspended. It also holds if that instance started to serve the session less than `limit` ago.
+    /// Returns `true` if a call may still be waiting for its response head.
+    ///
+    /// That is the case if the call has started, or if the last instance to serve its session is suspended, has been dead for less than
+    /// `limit`, or started to serve the session less than `limit` ago.
     pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
         let (log, now) = (self.log(), self.post.now());
         let Some(call) = log.calls.get(label) else {
@@ -612,7 +620,7 @@ impl Watcher {
             since + limit > now
                 || match state {
                     Some(State::Suspended) => true,
-                    // The call may have waited for its turn until then.
+                    // The call may have been waiting for its turn until then.
                     Some(State::Dead { at }) => at + limit > now,
                     Some(State::Alive) | None => false,
                 }
@@ -620,7 +628,7 @@ impl Watcher {
         call.started.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
-    /// Returns `true` if an instance is alive and was not suspended after `since`.
+    /// Returns `true` if an instance is alive and has not been suspended since `since`.
     pub(super) fn was_running_since(&self, host: HostId, since: Ms) -> bool {
         let log = self.log();
         let process = log.processes.get(&host);
@@ -633,7 +641,7 @@ impl Watcher {
         })
     }
 
-    /// Checks what must hold once a run has settled. `faults_end` is when the faults ended.
+    /// Checks what must hold once a run has settled. The faults ended at `faults_end`.
     pub(super) fn check_settled(&self, faults_end: Ms, limit: Ms) {
         let now = self.post.now();
         let mut log = self.log();
@@ -671,8 +679,8 @@ impl Watcher {
     pub(super) fn deleted_sessions(&self) -> Vec<String> {
         let log = self.log();
         let last = log.losses.iter().max().copied().unwrap_or(0);
-        // The instance that confirmed the deletion is one of those that have served the session. It must have lived until the directory
-        // had the deletion, and have had its lease.
+        // The instance that confirmed the deletion is one of those that have served the session. It must have lived, and held its lease,
+        // until the directory had the deletion.
         let is_stored = |host: HostId, at| match log.processes.get(&host)?.state {
             // It died before the client sent the DELETE.
             State::Dead { at: died } if died + DELETE_TIME < at => Some(true),
@@ -694,7 +702,7 @@ impl Watcher {
 // === impl Log ===
 
 impl Log {
-    /// Records a broken promise. It fails the run if the check is chosen.
+    /// Records a broken promise, which fails the run if its check has been chosen.
     fn fail(&mut self, check: Check, at: Ms, message: String) {
         self.history.push((at, format!("!!! {check:?}: {message}")));
         if self.checks.contains(&check) {
@@ -711,7 +719,9 @@ impl Log {
         self.processes.get(&host).map(|process| process.machine)
     }
 
-    /// Returns the longest time for which an instance was without the directory. Counts absences that ended at `from` or later.
+    /// Returns the longest time that an instance was without the directory, up to `now`.
+    ///
+    /// Only absences that ended at `from` or later count.
     fn longest_absence(&self, host: HostId, from: Ms, now: Ms) -> Ms {
         let Some(process) = self.processes.get(&host) else {
             return 0;
@@ -746,14 +756,14 @@ impl Log {
         self.longest_absence(host, from.saturating_sub(PROOF_AFTER_OUTAGE), now) >= LEASE_AT_RISK
     }
 
-    /// Returns `true` if another instance served a session last, or owns it in the directory.
+    /// Returns `true` if another instance was the last to serve a session, or owns it in the directory.
     fn has_other_owner(&self, session: &str, host: HostId) -> bool {
         let served = self.last_served(session).map(|served| served.0);
         let owners = [served, self.recorded_owner(session)];
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
-    /// Returns the sessions that an instance has claimed and not restored, and that are open on no instance.
+    /// Returns the sessions that an instance has claimed, but that have not been restored or opened anywhere.
     fn unrestored_claims(&self) -> Vec<String> {
         let sessions = self.sessions.keys().filter(|session| {
             let owner = self.recorded_owner(session);
@@ -779,7 +789,7 @@ impl Log {
         Some(*host)
     }
 
-    /// Returns `true` if a call's client is attached, or if its server may not have detected the disconnect yet.
+    /// Returns `true` if a call's client is attached, or its server may not have detected the disconnect yet.
     fn may_have_been_sent(&self, host: HostId, label: &str, now: Ms) -> bool {
         let Some(call) = self.calls.get(label) else {
             return false;
@@ -793,7 +803,7 @@ impl Log {
             } => since,
             _ => return false,
         };
-        // The relaying instance closes its connection when it runs again and the path is free. The owner reads the end when it runs.
+        // The relaying instance closes its connection once it runs again and the path is clear. The owner detects that once it runs.
         let was_suspended = |host: HostId| {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
@@ -806,7 +816,9 @@ impl Log {
         since + DISCONNECT_DETECTION > now || was_suspended(host) || call.by.is_some_and(is_late)
     }
 
-    /// Returns `true` if a call has ended on an instance that sends its answer on the next stream, and is not shutting down.
+    /// Returns `true` if a call has ended on an instance that will send its answer on the next stream.
+    ///
+    /// An instance that is shutting down does not count.
     fn owner_sends_answer(&self, label: &str) -> bool {
         let Some(Call {
             session,
@@ -832,22 +844,22 @@ impl Log {
         self.sessions.get(session)?.served.last().copied()
     }
 
-    /// Returns why an instance does not own a session, or `None` if it may own the session.
+    /// Returns why an instance does not own a session, or `None` if it might.
     fn why_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
         if owner == host || !self.is_alive(owner) {
             return None;
         }
         let served = &self.sessions.get(session)?.served;
-        // The opening of the session may be recorded later than its first call.
+        // The session may be recorded as opened only after its first call.
         served.iter().find(|(by, _)| *by == host)?;
-        // The other instance may have had no lease, and not have detected that.
+        // The other instance may have been without a lease and not have detected that.
         let is_record_true = self.losses.is_empty() || self.may_have_lost(owner, now, now);
         if is_record_true && self.recorded_owner(session) == Some(host) {
             return None;
         }
-        // The rules permit an instance to continue without the directory. A directory with older data must have settled before the instance
-        // detects a claim.
+        // The rules permit an instance to continue without the directory. A directory with older data has to settle before the instance can
+        // detect a claim.
         let detects_within = if self.losses.is_empty() {
             2_500
         } else {
@@ -907,7 +919,7 @@ impl Log {
         None
     }
 
-    /// Returns `true` if the path between two instances is disturbed or was disturbed within `PROOF_AFTER_OUTAGE`.
+    /// Returns `true` if the path between two instances is disturbed, or was within the last `PROOF_AFTER_OUTAGE`.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
         self.paths.iter().any(|(from, to, _, until)| {
@@ -931,15 +943,15 @@ impl Log {
                 .map(|(host, _)| format!("the call has started on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
-            (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
+            (Answer::Other(text), _) => Some(format!("which no rule permits: {text}")),
             (Answer::Lost, Some((End::Done, at))) => {
                 let (host, _) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let served = self.last_served(&call.session);
-                let is_here = served.is_none_or(|served| served.0 == host);
+                let is_still_owner = served.is_none_or(|served| served.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
-                    State::Alive | State::Suspended if is_here => {
+                    State::Alive | State::Suspended if is_still_owner => {
                         return Some(format!("{host} is alive, and it ended at {at}"));
                     }
                     State::Alive | State::Suspended => now,
@@ -965,19 +977,19 @@ impl Log {
         }
     }
 
-    /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
+    /// Returns `true` if `leave` may have cancelled a call on reaching its limit.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
         let process = call.started.and_then(|(host, _)| self.processes.get(&host));
         let leaving_since = process.and_then(|process| process.leaving_since);
         leaving_since.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
 
-    /// Records that the lease of an instance may lapse, because it died or stalled, or does not reach the directory.
+    /// Records that an instance's lease may lapse, because it has died or stalled, or cannot reach the directory.
     fn may_lapse(&mut self, now: Ms) {
         self.last_refusal = self.last_refusal.max(Some(now + MAX_LAPSE_DELAY));
     }
 
-    /// Returns the time between `from` and `until` in which the directory was consistent for an instance and lost no data.
+    /// Returns how long the directory was consistent for an instance, without losing data, between `from` and `until`.
     fn consistent_time(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();

@@ -1,4 +1,4 @@
-"""Clients: their sessions, and calls that are cut off and resumed."""
+"""Clients: their sessions, and their calls, which are cut off and resumed."""
 
 import asyncio
 import json
@@ -6,12 +6,12 @@ import json
 from .wire import Broken, Response
 
 CAPABILITIES = {"sampling": {}, "elicitation": {}}
-# Timeout of operations that need no waiting.
+# Timeout for operations that involve no waiting.
 TIMEOUT = 30.0
-# Statuses that are temporary: the client retries after a pause.
+# Temporary statuses, after which the client pauses and retries.
 BUSY = (502, 503, 504)
 RETRY_DELAY = 0.2
-# A living session answers within this time, even if its owner has failed.
+# How soon a live session has to answer, even if its owner has failed.
 ANSWERS_TIMEOUT = 10.0
 
 
@@ -23,7 +23,7 @@ class Session:
 
     @classmethod
     async def open(cls, facts, endpoint):
-        """Opens a session. Retries until it is open, for a limited time."""
+        """Opens a session, retrying for a limited time."""
         params = {"protocolVersion": "2025-11-25", "capabilities": CAPABILITIES,
                   "clientInfo": {"name": "client", "version": "0"}}
         self = cls(facts, None)
@@ -42,7 +42,8 @@ class Session:
         raise TimeoutError(f"no session through {endpoint.name}")
 
     async def post(self, endpoint, message, more=(), until=None):
-        """Sends a message, and returns the response once its head has arrived. The second half is sent when `until` is set."""
+        """Sends a message, and returns the response once its head has arrived. If `until` is given, the second half is
+        not sent until that is set."""
         body = body_of(message)
         response = await Response.open(endpoint, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
         if until:
@@ -51,29 +52,29 @@ class Session:
         return await response.head()
 
     async def notify(self, endpoint, method, params=None, limit=TIMEOUT):
-        """Sends a notification. Returns the status, 0 for none."""
+        """Sends a notification and returns the status, or 0 if there is none."""
         message = {"method": method, **({"params": params} if params else {})}
         return await self._status(self.post(endpoint, message), limit)
 
     async def reply(self, endpoint, question, result):
-        """Answers a request of the server. Returns the status, 0 for none."""
+        """Answers a request from the server and returns the status, or 0 if there is none."""
         return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), TIMEOUT)
 
     async def delete(self, endpoint):
-        """Deletes the session. Returns the status, 0 for none."""
+        """Deletes the session and returns the status, or 0 if there is none."""
         async def send():
             return await (await Response.open(endpoint, "DELETE", self.headers())).head()
         return await self._status(send(), TIMEOUT)
 
     async def poke(self, endpoint, limit=TIMEOUT):
-        """Checks whether the endpoint finds the session. Returns the status, 0 for none."""
+        """Checks whether the endpoint can find the session, and returns the status, or 0 if there is none."""
         status = await self.notify(endpoint, "notifications/roots/list_changed", limit=limit)
         self.facts.note("poked", session=self.id, endpoint=endpoint.name, status=status)
         return status
 
     async def whose(self, endpoint, group):
-        """Asks which instance serves the session, and returns its name. Retries shortly after a 503. Returns `None` if no
-        instance answers in time."""
+        """Asks which instance serves the session and returns its name, or `None` if no instance answers in time. After
+        a 503 it retries shortly afterwards."""
         for _ in range(int(ANSWERS_TIMEOUT / RETRY_DELAY)):
             status, name = await self._whoami(endpoint)
             if status != 503:
@@ -83,7 +84,7 @@ class Session:
         return name
 
     async def _whoami(self, endpoint):
-        """Calls the tool that names its instance. Returns the status, 0 for none, and the name."""
+        """Calls the tool that names its instance, and returns the status, or 0 if there is none, and the name."""
         name, status = None, 0
         self._next += 1
         params = {"name": "whoami", "arguments": {}}
@@ -104,7 +105,7 @@ class Session:
         return headers if self.id is None else {**headers, "mcp-session-id": self.id}
 
     def next_id(self):
-        """Returns the id of the next request. Every third id is a string."""
+        """Returns the next request's id. Every third id is a string."""
         self._next += 1
         return f"n {self._next}" if self._next % 3 == 0 else self._next
 
@@ -118,7 +119,7 @@ class Session:
 
 
 class Call:
-    """A call of a session. Actions and observations of its client are recorded as facts."""
+    """A call in a session. What its client does and observes is recorded as facts."""
 
     count = 0
 
@@ -129,7 +130,7 @@ class Call:
         self.id = session.next_id()
         self._size, self._events = size, events
         self._params = {
-            "name": tool, "_meta": {"progressToken": f"progress of {self.tag}"},
+            "name": tool, "_meta": {"progressToken": f"progress for {self.tag}"},
             "arguments": {"tag": self.tag, "bytes": size, "events": events, **arguments},
         }
         self._plan = {"scenario": scenario, "story": story}
@@ -143,9 +144,9 @@ class Call:
         self.question = asyncio.get_running_loop().create_future()
 
     async def ask(self, endpoint, until_started=True, until=None):
-        """Calls the tool. With `until_started`, returns when the client has all events except the answer.
+        """Calls the tool. With `until_started`, returns once the client has all events except the answer.
 
-        The second half of the first request is sent when `until` is set."""
+        If `until` is given, the second half of the first request is not sent until that is set."""
         self._note_asked(endpoint)
         for _ in range(int(TIMEOUT / RETRY_DELAY)):
             try:
@@ -168,8 +169,8 @@ class Call:
         return self
 
     async def ask_half(self, endpoint, limit):
-        """Sends half of the call, and stays connected. Returns when it was answered or its client was cut off, or after
-        `limit`."""
+        """Sends half of the call and stays connected. Returns when the call has been answered or its client cut off, or
+        after `limit`."""
         self._note_asked(endpoint)
         body, status = body_of(self._message()), 0
         try:
@@ -186,7 +187,7 @@ class Call:
         self._stream.cut(reset)
 
     async def resume(self, endpoint, limit=TIMEOUT, obeys=False):
-        """The client resumes, and retries after temporary failures. If `obeys`, it waits as `Retry-After` requires.
+        """Has the client resume, retrying after temporary failures. If `obeys`, it waits as long as `Retry-After` asks.
 
         Returns whether it was accepted within `limit`."""
         self._detach()
@@ -213,7 +214,7 @@ class Call:
         return False
 
     async def end(self, endpoint, limit=TIMEOUT):
-        """Waits for the answer or an error. If the stream ends before, the client resumes."""
+        """Waits for the answer or an error. If the stream ends early, the client resumes."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
             remaining = deadline - asyncio.get_running_loop().time()
@@ -224,7 +225,8 @@ class Call:
         return self
 
     async def _wait_on_stream(self, limit):
-        """Waits for the answer on the current stream. Returns whether the stream delivered the answer, or still may."""
+        """Waits for the answer on the current stream. Returns whether the stream has delivered the answer, or still
+        might."""
         if self._pump is None or self._pump.done():
             return False
         over = asyncio.ensure_future(self._over.wait())
@@ -233,23 +235,23 @@ class Call:
         return self._over.is_set() or not self._pump.done()
 
     async def _resume_again(self, endpoint, limit):
-        """Resumes, if the client has an event id. Returns whether it was accepted."""
+        """Resumes if the client has an event id, and returns whether it was accepted."""
         if self._last is None:
             return False
         await asyncio.sleep(0.05)
         return await self.resume(endpoint, limit)
 
     async def until_over(self, limit=TIMEOUT):
-        """Waits for the answer or an error on the current stream. Returns whether there was one within `limit`."""
+        """Waits for the answer or an error on the current stream, and returns whether there was one within `limit`."""
         await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
         return self._over.is_set()
 
     async def until_cut_off(self, limit=TIMEOUT):
-        """Returns when the stream has ended without the client's action, or after `limit`."""
+        """Returns when the stream has ended without the client ending it, or after `limit`."""
         await asyncio.wait([self._pump], timeout=limit)
 
     async def read_some(self, size):
-        """Reads `size` bytes. The stream can then be cut in the middle of an event."""
+        """Reads `size` bytes, so that the stream can then be cut in the middle of an event."""
         self._detach()
         try:
             await self._stream.some(size)

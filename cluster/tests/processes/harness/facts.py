@@ -1,4 +1,4 @@
-"""Facts as lines of JSON in files. The referee reads nothing else."""
+"""Facts, written to files as lines of JSON. The referee reads nothing else."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import time
 
 
 class Facts:
-    """A folder with a file for each instance, and a file for the clients' facts and the actions on processes."""
+    """A folder with one file per instance, and one for the clients' facts and for what is done to processes."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -17,11 +17,11 @@ class Facts:
         self._followers = {}
 
     def note(self, event, **more):
-        """Records a fact of a client, or an action on a process."""
+        """Records a fact about a client, or something done to a process."""
         self._write("clients", {"event": event, "at": time.time(), **more})
 
     def take(self, instance, line):
-        """Records a line of an instance."""
+        """Records a line from an instance."""
         fact = {**json.loads(line), "instance": instance}
         self._write(instance, fact)
         key = fact["event"], fact.get("tag")
@@ -33,11 +33,11 @@ class Facts:
             follower(fact)
 
     def follow(self, tag, follower):
-        """Forwards the facts of instances about a call to `follower`, instead of to its previous one."""
+        """Forwards the instances' facts about a call to `follower`, which replaces any earlier one."""
         self._followers[tag] = follower
 
     async def until(self, event, tag, limit):
-        """Returns the first such fact of an instance, or `None` after `limit`."""
+        """Returns the first such fact from an instance, or `None` after `limit`."""
         key = event, tag
         if key in self._first_facts:
             return self._first_facts[key]
@@ -58,6 +58,6 @@ def read(folder):
     facts = []
     for path in folder.glob("*.jsonl"):
         with open(path) as file:
-            # A killed process may have written an incomplete line.
+            # A killed process may have left an incomplete line.
             facts += [json.loads(line) for line in file if line.endswith("\n")]
     return sorted(facts, key=lambda fact: fact["at"])

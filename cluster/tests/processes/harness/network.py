@@ -1,11 +1,11 @@
-"""A network namespace for each process, and links between all of them, which can be silenced."""
+"""A network namespace for each process, and links between all of them that can be silenced."""
 
 import subprocess
 
-# The namespace of the clients and the balancer.
+# The namespace that the clients and the balancer share.
 HUB = "hub"
 ADDRESSES = {HUB: "10.77.0.9", "a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "redis": "10.77.0.4"}
-# A process waits in its namespace for a line, until its links exist.
+# Inside its namespace, a process waits for a line, which it is sent once its links exist.
 INSIDE = ["unshare", "--net", "--", "sh", "-c", 'read -r _ && exec "$0" "$@"']
 
 
@@ -14,7 +14,7 @@ class Network:
         self._pids = {HUB: None}
 
     def join(self, pids):
-        """Links all processes, by name."""
+        """Links all processes, which are given by name."""
         self._pids.update(pids)
         names = list(self._pids)
         for name in names:
@@ -33,7 +33,7 @@ class Network:
                     self._in(here, f"ip route add {ADDRESSES[there]}/32 dev {_end(here, there)} src {ADDRESSES[here]}")
 
     def silence(self, name, other):
-        """Drops all packets between two namespaces without an error, by a queue of length zero."""
+        """Silently drops all packets between two namespaces, by means of a queue of length zero."""
         for here, there in ((name, other), (other, name)):
             self._in(here, f"tc qdisc replace dev {_end(here, there)} root pfifo limit 0")
 

@@ -1,4 +1,4 @@
-"""The processes of a run, which are ended by their own ids."""
+"""The processes in a run, which are ended by their own ids."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def kill(self):
-        """Kills the process, if it runs, and waits for its end."""
+        """Kills the process if it is running, and waits for it to exit."""
         if self.is_running:
             self.facts.note("killed", process=self.name)
             self._process.kill()
@@ -52,22 +52,22 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self, limit=TIMEOUT):
-        """Waits until the process has ended. Kills the process after `limit`."""
+        """Waits for the process to exit, and kills it after `limit`."""
         if self._process is None:
             return
         try:
             await asyncio.wait_for(self._process.wait(), limit)
         except asyncio.TimeoutError:
-            self.facts.note("broken", what=f"{self.name} did not end")
+            self.facts.note("broken", what=f"{self.name} did not exit")
             self._process.kill()
             await self._process.wait()
         if self._lines:
-            # Waits for the lines that the process wrote before its end.
+            # Waits for the lines that the process wrote before it exited.
             await self._lines
             self._lines = None
 
     def write(self, line):
-        """Writes a line to stdin, if the process runs."""
+        """Writes a line to stdin if the process is running."""
         if self.is_running:
             self._process.stdin.write(line.encode() + b"\n")
 
@@ -100,7 +100,7 @@ class Node(Process):
         await self.ready()
 
     async def leave(self):
-        """Shuts the instance down in order, if it runs."""
+        """Shuts the instance down in an orderly way if it is running."""
         if self.is_running:
             self.signal(signal.SIGTERM)
         await self.ended()
@@ -121,7 +121,7 @@ class Node(Process):
 
 
 class Redis(Process):
-    """A real Redis without persistence."""
+    """A real Redis, without persistence."""
 
     def __init__(self, host, facts, work, inside=()):
         super().__init__("redis", facts, work, inside)
@@ -136,7 +136,7 @@ class Redis(Process):
                           "--dir", self.work, "--protected-mode", "no")
 
     async def ready(self):
-        """Returns when Redis answers."""
+        """Waits until Redis answers."""
         for _ in range(int(TIMEOUT / 0.02)):
             if await self.ask("PING", 0.5) == "+PONG":
                 return
@@ -144,7 +144,7 @@ class Redis(Process):
         raise TimeoutError("no Redis")
 
     async def ask(self, line, limit=5.0):
-        """Returns the response to a command of one line, or `None` if there is none."""
+        """Returns the response to a one-line command, or `None` if there is none."""
         async def query():
             reader, writer = await asyncio.open_connection(self.host, self.port)
             try:
@@ -159,7 +159,7 @@ class Redis(Process):
 
 
 class Balancer(Process):
-    """HAProxy, which sends each request to the next instance, without sticking."""
+    """HAProxy, which sends each request to the next instance, without stickiness."""
 
     CONFIGURATION = """
 global
@@ -173,7 +173,7 @@ defaults
     timeout check 1s
     option abortonclose
     option http-server-close
-    # Without this, the beginning of a response waits 200 ms for more bytes.
+    # Without this, the start of a response is held back 200 ms for more bytes.
     option http-no-delay
     option redispatch 1
     retries 3
@@ -205,14 +205,14 @@ backend instances
         raise TimeoutError("no HAProxy")
 
     async def take_out(self, node):
-        """Sends no new connections to this instance, as before every orderly deployment."""
+        """Sends this instance no new connections, as before any orderly deployment."""
         await self._send(f"disable server instances/{node.name}")
 
     async def put_back(self, node):
         await self._send(f"enable server instances/{node.name}")
 
     async def cut(self, node):
-        """Closes all connections that this instance serves, at once."""
+        """Closes all connections served by this instance at once."""
         await self._send(f"shutdown sessions server instances/{node.name}")
 
     async def _send(self, command):

@@ -1,18 +1,18 @@
-"""Judges a run from the files of facts alone."""
+"""Judges a run from the fact files alone."""
 
 from collections import Counter, defaultdict
 
 from .facts import read
 
-# Tolerance for early cancels, because several processes have their own clocks.
+# How much too early a cancel may be, because the processes each have their own clock.
 EARLY = 0.05
 # The JSON-RPC error code for a call whose server has failed.
 LOST_CALL = -32603
-# Maximum time until a connected client receives the answer.
+# How soon a connected client has to receive the answer.
 AT_ONCE = 1.0
 LEASE = 6.0
 HEARTBEAT_INTERVAL = 2.0
-# Maximum pause of a request body that is relayed or restores its session, plus the time to detect it.
+# How long a request body that is relayed or restores its session may pause, and how long it takes to detect that.
 BODY_IDLE = 30.0
 BODY_IDLE_DETECTION = 3.0
 
@@ -22,18 +22,18 @@ class Limits:
 
     def __init__(self, grace, backoff, strict):
         self.grace = grace
-        # Each instance has sent a heartbeat that it created 2.15 s after the end of the grace or later.
+        # Every instance has to have sent a heartbeat created at least 2.15 s after the end of the grace.
         self.orphan = 3.0 + HEARTBEAT_INTERVAL
-        # The sessions are written again first, and unknown ones get 503 for the time of a lease.
+        # The sessions are written again first, and unknown ones get 503 for as long as a lease lasts.
         self.orphan_after_outage = LEASE + 3.0 + HEARTBEAT_INTERVAL
-        # The lease of the killed instance must end first.
+        # The killed instance's lease has to end first.
         self.error = LEASE + 2.0
         self.backoff = backoff
         self.effect = 0.1 if strict else 1.0
 
 
 class Outages:
-    """The times without the directory."""
+    """The times at which the directory was unavailable."""
 
     def __init__(self, facts):
         self._intervals = []
@@ -55,7 +55,7 @@ class Call:
         self.facts = facts
         asked = self.first_fact("asked")
         self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
-        # Only the SDK has its session and request ids.
+        # Only the SDK itself knows its session and request ids.
         known = asked if asked["session"] else self.first_fact("started") or asked
         self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
         self.cuts, self.sdk = asked.get("cuts", 0), asked.get("sdk")
@@ -80,13 +80,13 @@ class Call:
 
     @property
     def left_at(self):
-        """When the client disconnected for the last time."""
+        """When the client last disconnected."""
         cuts = self.facts_of("cut")
         return cuts[-1]["at"] if cuts else None
 
 
 class Judge:
-    """Judges calls by their stories, and collects the faults."""
+    """Judges calls by their stories and collects the faults."""
 
     def __init__(self, facts, limits):
         self.limits = limits
@@ -94,7 +94,7 @@ class Judge:
         self.worst = defaultdict(list)
         self._outages = Outages(facts)
         self._turned_away = [fact["at"] for fact in facts if fact.get("status") == 503 or fact["event"] == "turned away"]
-        # The lease of an instance that was killed or stopped lapses, which counts as turned-away clients.
+        # When an instance is killed or stopped, its lease lapses, which counts as turning clients away.
         self._turned_away += [fact["at"] + LEASE + HEARTBEAT_INTERVAL for fact in facts if fact["event"] in ("killed", "signalled")]
         self._closed = {}
         for fact in facts:
@@ -120,7 +120,7 @@ class Judge:
     def _resumes_by_itself(self, call):
         """The client is an SDK. It resumed by itself after each cut, and deleted its session at the end."""
         if self._was_slow(call):
-            # The machine is too busy for a result.
+            # The machine is too busy for the result to mean anything.
             return self._fault("disconnected for longer than the grace", call)
         self._resumes(call)
         resumed = len(call.facts_of("resumed"))
@@ -151,8 +151,8 @@ class Judge:
         for _, recovered in self._outages.at(call.left_at, due + EARLY):
             limit, what = max(limit, recovered + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
             due = max(due, recovered)
-        # While an instance turns clients away, no orphan is cancelled, because such a client may be its own. An instance also reports this
-        # when it has stalled, or when a client waits for its owner.
+        # While an instance is turning clients away, no orphan is cancelled, because one of those clients might be its
+        # own. Instances also report this when they have stalled, or when a client is waiting for its owner.
         for turned_away in self._turned_away:
             if call.left_at - self.limits.backoff <= turned_away <= limit:
                 limit = max(limit, turned_away + self.limits.backoff + self.limits.orphan)
@@ -169,20 +169,20 @@ class Judge:
         """The owner was killed."""
         failed = call.first_fact("failed")
         if call.first_fact("answered") or not failed or failed["code"] != LOST_CALL:
-            return self._fault("no error of a lost call", call)
+            return self._fault("no error for a lost call", call)
         self._late("error", failed["at"] - call.at("resuming"), self.limits.error, call)
 
     def _given_up(self, call):
         """The owner was stopped, and another instance has claimed the session."""
         if call.first_fact("answered") or not call.first_fact("failed"):
-            return self._fault("no error of a lost call", call)
+            return self._fault("no error for a lost call", call)
 
     def _either(self, call):
         """The owner was stopped, and another instance may have claimed the session."""
         return self._answered(call) if call.first_fact("answered") else self._given_up(call)
 
     def _ended_by_client(self, call):
-        """The client cancelled the call, or deleted its session, at another instance."""
+        """The client cancelled the call or deleted its session, at another instance."""
         sent = call.first_fact("sent")
         if not call.cancelled_at or not sent:
             return self._fault("missed cancel", call)
@@ -197,7 +197,7 @@ class Judge:
         self._answered(call)
 
     def _half(self, call):
-        """The client sent half of the call, and stayed connected until that was answered, or until it was cut off."""
+        """The client sent half of the call, and stayed connected until that was answered or the client was cut off."""
         if call.first_fact("started"):
             self._fault("began with half a body", call)
         if call.first_fact("refused") and not call.first_fact("cut"):
@@ -207,7 +207,7 @@ class Judge:
             self._fault("half a body without an end", call)
 
     def _was_slow(self, call):
-        """Returns whether the client had not tried to resume before its grace ended."""
+        """Returns whether the client had made no attempt to resume before its grace ended."""
         if not call.cancelled_at:
             return False
         cut = max((fact["at"] for fact in call.facts_of("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
@@ -244,13 +244,13 @@ def _name(fact):
 
 
 def judge(folder, grace, backoff, strict):
-    """Prints the counts and the faults. Returns the kinds of faults."""
+    """Prints the counts and the faults, and returns the kinds of faults."""
     facts = read(folder)
     by_tag = defaultdict(list)
     for fact in facts:
         if fact.get("tag"):
             by_tag[fact["tag"]].append(fact)
-    calls = [Call(of_call) for of_call in by_tag.values() if any(fact["event"] == "asked" for fact in of_call)]
+    calls = [Call(call_facts) for call_facts in by_tag.values() if any(fact["event"] == "asked" for fact in call_facts)]
     judge = Judge(facts, Limits(grace, backoff, strict))
     for call in calls:
         judge.judge(call)
@@ -276,7 +276,7 @@ def judge(folder, grace, backoff, strict):
 
 
 def _of_sessions(facts):
-    """Every instance finds a living session, and one instance at a time owns the session."""
+    """Every instance can find a live session, and only one instance at a time owns it."""
     groups = defaultdict(set)
     for fact in facts:
         if fact["event"] == "poked" and fact["status"] in (400, 403, 404, 421):
@@ -291,7 +291,8 @@ def _of_sessions(facts):
 
 
 def _of_owners(facts):
-    """A call starts on the instance that last opened or restored its session. A living instance keeps its sessions."""
+    """A call starts on the instance that was the last to open or restore its session. A live instance keeps its
+    sessions."""
     opened, owns = {}, {}
     for fact in facts:
         event, session, instance = fact["event"], fact.get("session"), fact.get("instance")
@@ -311,7 +312,7 @@ def _of_owners(facts):
 
 
 def _of_leases(facts):
-    """No instance claims a session of a stopped instance before the lease of that instance has ended."""
+    """No instance claims a stopped instance's session before that instance's lease has ended."""
     stops = [fact for fact in facts if fact["event"] == "stopped"]
     for fact in facts:
         if fact["event"] != "opened" or not fact["restored"]:
@@ -323,7 +324,7 @@ def _of_leases(facts):
 
 
 def _of_checks(facts):
-    """The attempts, and their expected results."""
+    """The attempts and their expected results."""
     for fact in facts:
         if fact["event"] == "check" and not fact["right"]:
             kind = fact.get("kind", "check")

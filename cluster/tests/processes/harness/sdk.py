@@ -1,4 +1,4 @@
-"""Real SDKs as clients: the programs of tests/interop. Each call has its own proxy to the balancer, which can cut
+"""Real SDKs as clients: the programs in tests/interop. Each call has its own proxy to the balancer, which can cut
 connections. Facts are recorded as for the other clients."""
 
 import os
@@ -12,9 +12,9 @@ from matrix.install import install_sdks
 from .world import GRACE
 
 SDKS = ["ts1", "ts2", "py1"]
-# Time in seconds after which a client abandons its call.
+# After how many seconds a client abandons its call.
 TIMEOUT = 10.0
-# Maximum time in seconds until the last event of a call.
+# How many seconds a call's last event may take.
 EVENT_TIMEOUT = 10.0
 
 
@@ -43,7 +43,7 @@ class SdkCall(Call):
         world.facts.follow(self.name, self._on_fact)
 
     async def begin(self, program, cuts=0, events=3, size=60, **more):
-        """The client opens a session and calls the tool. It will be cut off `cuts` times."""
+        """Has the client open a session and call the tool. It will be cut off `cuts` times."""
         self._size = size
         self._note("asked", session=None, id=None, endpoint="front", events=events, scenario="sdk", story=self._story,
                    sdk=self.client.key, cuts=cuts)
@@ -53,7 +53,7 @@ class SdkCall(Call):
         """Returns when the client has the answer or an error, or after the timeout."""
         await self.until(lambda: self.find_event("outcome"), TIMEOUT + 1.0, "no outcome")
         if "text" in (self.find_event("outcome") or {}):
-            # The client's event may arrive before that of the instance.
+            # The client's event may arrive before the instance's.
             await self.until(self.over, EVENT_TIMEOUT)
 
     async def close(self):
@@ -64,7 +64,7 @@ class SdkCall(Call):
         for what in self.notes:
             self._note("missed", how=what)
 
-    # === actions on the client, and their results, as facts ===
+    # === what is done to the client, and the results, as facts ===
 
     def cut(self, reset=False):
         self._note("cut", reset=reset)
@@ -75,8 +75,8 @@ class SdkCall(Call):
         super().kill()
 
     async def leave(self, how):
-        """Returns when the end was answered, because a client that is closed immediately aborts its last request. Does
-        nothing if the call has not started."""
+        """Returns when the end has been answered, because a client that is closed right away aborts its last request.
+        Does nothing if the call has not started."""
         if not self.find_event("started"):
             return
         what = "deleted" if self.over() else "sent"
@@ -105,16 +105,16 @@ class SdkCall(Call):
             self._note("failed", code=None, text=event["error"])
 
     def _on_fact(self, fact):
-        """Forwards a fact of an instance as an event of the call."""
+        """Forwards a fact from an instance as one of the call's events."""
         ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
         self.on_event({**fact, "event": ends.get(fact.get("how"), fact["event"])})
 
     def _exchange_of(self, how):
-        is_of_end = {
+        is_end = {
             "cancel": lambda exchange: exchange.rpc == "notifications/cancelled",
             "delete": lambda exchange: exchange.method == "DELETE",
         }[how]
-        return next((exchange for exchange in self.proxy.exchanges if is_of_end(exchange) and exchange.status), None)
+        return next((exchange for exchange in self.proxy.exchanges if is_end(exchange) and exchange.status), None)
 
     def _record_exchanges(self):
         """Records the exchanges of the call's proxy, once."""
@@ -133,5 +133,5 @@ class SdkCall(Call):
 
 
 def program(world, client, calls, name):
-    """Returns the process of the client of these calls."""
+    """Returns the client's process for these calls."""
     return ClientProgram(client, calls, world.work / f"{name}.log", {})

@@ -1,4 +1,4 @@
-"""A TCP proxy in this process. It delays bytes, and chooses the target of each connection."""
+"""A TCP proxy in this process, which can delay bytes and choose each connection's target."""
 
 import asyncio
 
@@ -10,9 +10,9 @@ class TcpProxy:
     """Listens while its context is entered."""
 
     def __init__(self, *targets):
-        # (host, port) of each target. They are used in turn. Without a target, connections are closed at once.
+        # The targets as (host, port), which are used in turn. Without any, connections are closed at once.
         self.targets = targets
-        # Delay of bytes in seconds, one way.
+        # The delay of bytes in seconds, one way.
         self.delay = 0.0
         self._accepted = 0
         self._tasks = set()
@@ -36,7 +36,7 @@ class TcpProxy:
             self._accepted += 1
             host, port = self.targets[self._accepted % len(self.targets)]
             there = await asyncio.open_connection(host, port)
-            # The end of one direction ends the connection.
+            # When one direction ends, so does the connection.
             ways = [asyncio.create_task(self._pass_on(*way)) for way in ((reader, there[1]), (there[0], writer))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

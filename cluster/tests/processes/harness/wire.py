@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 LINE = 1 << 22
 CONNECT_TIMEOUT = 5.0
-# Longer than the timeout of an instance for the head of a relayed response.
+# Longer than an instance waits for the head of a relayed response.
 HEAD_TIMEOUT = 30.0
-# The errors of a cut connection, whichever side cut it.
+# The errors that a cut connection causes, whichever side has cut it.
 Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
 
 
@@ -26,11 +26,11 @@ class Response:
 
     @classmethod
     async def open(cls, endpoint, method, headers, body=b"", kept=0):
-        """Sends a request, without the last `kept` bytes of its body, and returns at once."""
+        """Sends a request, except for the last `kept` bytes of its body, and returns at once."""
         self = cls()
         opened = asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE)
         self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_TIMEOUT)
-        # The server accepts host names of this machine.
+        # The server accepts this machine's host names.
         lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         sent, self._rest = body[:len(body) - kept], body[len(body) - kept:]
@@ -53,7 +53,7 @@ class Response:
         return self
 
     async def events(self):
-        """Yields the id and the data of each event."""
+        """Yields each event's id and data."""
         event_id, data, rest = None, [], b""
         async for piece in self._pieces():
             *lines, rest = (rest + piece).split(b"\n")
@@ -80,7 +80,7 @@ class Response:
         return (await asyncio.wait_for(whole(), limit)).decode(errors="replace")
 
     def cut(self, reset=False):
-        """Closes the connection by a FIN or by a reset, without ending the request."""
+        """Closes the connection with a FIN or a reset, without ending the request."""
         if reset:
             linger = struct.pack("ii", 1, 0)
             self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -8,14 +8,14 @@ from .network import ADDRESSES, HUB, INSIDE, Network
 from .process import Balancer, Node, Redis
 from .wire import Broken, Response
 
-# Time for which calls wait for their clients, and for their end when an instance leaves.
+# How long calls wait for their clients, and how long they have to end when an instance leaves.
 GRACE = 2.0
 DRAIN = 5.0
-# Time for which a client with a 503 counts as resuming. The clients of the scenarios retry sooner.
+# How long a client with a 503 counts as resuming. The scenarios' clients retry sooner.
 BACKOFF = 3.0
 SECRET = "a secret of instances"
 NAMES = "abc"
-# An instance answers "no such session" only after 6 s with a consistent directory.
+# An instance does not answer "no such session" until the directory has been consistent for 6 s.
 SETTLED_TIMEOUT = 30.0
 
 
@@ -42,32 +42,32 @@ class World:
 
     async def end(self):
         ended = (process.kill() for process in [self.balancer, *self.nodes, self.redis])
-        # A process that cannot be ended does not prevent the end of the others.
+        # A process that cannot be ended must not keep the others from ending.
         for error in filter(None, await asyncio.gather(*ended, return_exceptions=True)):
             self.facts.note("broken", what=repr(error))
 
     async def settle(self):
-        """Returns when all instances have found the directory consistent for long enough."""
+        """Waits until all instances have found the directory consistent for long enough."""
         await asyncio.gather(*(self._settled(node) for node in self.nodes))
 
     async def _settled(self, node):
         other_session = Session(self.facts, str(uuid.uuid4()))
         for _ in range(int(SETTLED_TIMEOUT / 0.2)):
-            # No other session has this id, so the instance answers 404 once it is settled.
+            # No other session has this id, so the instance answers 404 once it has settled.
             if await other_session.notify(node.endpoint, "notifications/roots/list_changed") == 404:
                 return
             await asyncio.sleep(0.2)
-        self.facts.note("broken", what=f"{node.name} does not settle")
+        self.facts.note("broken", what=f"{node.name} has not settled")
 
     async def join(self, name, *options):
-        """Starts another instance, which is unknown to the balancer, and returns it when it is ready."""
+        """Starts another instance, which the balancer does not know about, and returns it once it is ready."""
         node = self._new(name)
         self.nodes.append(node)
         await node.restart(*options)
         return node
 
     async def part(self, node):
-        """Ends an instance that joined."""
+        """Ends an instance that has joined."""
         await node.leave()
         self.nodes.remove(node)
 
@@ -83,14 +83,14 @@ class World:
         return await Session.open(self.facts, endpoint)
 
     async def call(self, scenario, story, endpoint, session=None, through=None, until_started=True, **more):
-        """Makes a call, and returns it when its client has all events except the answer.
+        """Makes a call, and returns it once its client has all events except the answer.
 
         The session is opened at `endpoint`. The call is sent to `through`, if given."""
         session = session or await self.session(endpoint)
         return await Call(session, scenario, story, **more).ask(through or endpoint, until_started)
 
     async def release(self, call, limit=20.0):
-        """Releases the call at its instance, once it has started. Does nothing if it does not start within `limit`."""
+        """Releases the call at its instance once it has started. Does nothing if it does not start within `limit`."""
         started = await self.facts.until("started", call.tag, limit)
         if started:
             self.node(started["instance"]).release(call.tag)
@@ -100,13 +100,13 @@ class World:
         await asyncio.gather(*(self.facts.until("ended", call.tag, limit) for call in calls))
 
     async def release_until_ended(self, call, limit=20.0):
-        """Releases the call, and returns when it has ended, or after twice the limit."""
+        """Releases the call and returns when it has ended, or after twice the limit."""
         await self.release(call, limit)
         await self.facts.until("ended", call.tag, limit)
 
 
 class NetworkWorld(World):
-    """Each instance, and Redis, has its own network. The balancer and the clients share one."""
+    """Each instance and Redis have their own network. The balancer and the clients share one."""
 
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts
@@ -138,7 +138,7 @@ def options_of(url, fault):
 
 
 async def fetch(endpoint, method, headers, body=b""):
-    """Returns the status, the headers and the text of a response. The status is 0 if there is none."""
+    """Returns a response's status, headers and text. The status is 0 if there is no response."""
     try:
         response = await (await Response.open(endpoint, method, headers, body)).head()
         return response.status, response.headers, await response.text()

@@ -1,4 +1,4 @@
-//! Writes events as lines of JSON to stdout.
+//! Writes events to stdout as lines of JSON.
 
 use std::{
     fmt::Display,
@@ -17,10 +17,10 @@ pub(crate) fn record(event: &str, more: Value) {
     if let (Some(fact), Value::Object(more)) = (fact.as_object_mut(), more) {
         fact.extend(more);
     }
-    // Each line is written at once, so the last line of a killed process is whole.
+    // Each line is written at once, so that the last line of a killed process is complete.
     let line = format!("{fact}\n");
     let mut out = stdout().lock();
-    let _best_effort = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Returns the first 80 characters of an id.
@@ -28,7 +28,7 @@ pub(crate) fn short(id: &impl Display) -> String {
     id.to_string().chars().take(80).collect()
 }
 
-/// Writes a fact for each heartbeat that reports clients that were turned away.
+/// Writes a fact for each heartbeat that reports turned-away clients.
 pub(crate) struct TurnedAway;
 
 impl<S: Subscriber> Layer<S> for TurnedAway {

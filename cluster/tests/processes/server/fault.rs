@@ -1,4 +1,4 @@
-//! Deliberate faults of the server, which the referee must find.
+//! Deliberate faults in the server, which the referee has to find.
 
 use axum::{body::Body, extract::Request, middleware::Next, response::Response};
 use futures_util::{StreamExt as _, future::ready};
@@ -6,23 +6,21 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::sync::Mutex;
 
-/// A deliberate fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Orphans are cancelled without proof, and answers are not retained.
     Unguarded,
-    /// Nothing is relayed. The instances share the store of sessions only.
+    /// Nothing is relayed, and all that the instances share is the session store.
     Alone,
     /// A client that resumes does not receive the answer.
     Lossy,
-    /// A request waits until the body of the previous request has been read.
+    /// A request waits until the previous request's body has been read.
     Serial,
 }
 
 // === impl Fault ===
 
 impl Fault {
-    /// Parses the name of a fault.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "unguarded" => Ok(Self::Unguarded),
@@ -50,7 +48,7 @@ pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
     })
 }
 
-/// Reads one request body at a time. Answers 400 if a body cannot be read.
+/// Reads one request body at a time, answering 400 if it cannot be read.
 pub(crate) async fn read_in_turn(request: Request, next: Next) -> Result<Response, StatusCode> {
     static TURN: Mutex<()> = Mutex::const_new(());
     let (head, body) = request.into_parts();

@@ -1,7 +1,8 @@
-//! One instance of the server under test. It writes its events as lines of JSON to stdout (`facts`). Each line on stdin
-//! is the tag of a call that may answer now.
+//! One instance of the server under test.
 //!
-//! On SIGTERM it shuts down as documented: the public listener closes, then `Cluster::leave` is called.
+//! It writes its events to stdout as lines of JSON (`facts`). Each line on stdin is the tag of a call that may now answer.
+//!
+//! On SIGTERM it shuts down as documented: the public listener closes, and then `Cluster::leave` is called.
 
 use std::{env, error::Error, io::stdin, process::ExitCode, sync::Arc, time::Duration};
 
@@ -34,10 +35,10 @@ mod fault;
 mod options;
 mod tools;
 
-/// Maximum time for connections to close after the last call: 2 s.
+/// How long connections may take to close after the last call.
 const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The reconnect delay that is sent to SDKs: 300 ms. Chosen because graces are short here.
+/// The reconnect delay sent to SDKs, which is short because the graces are.
 const RETRY: Duration = Duration::from_millis(300);
 
 /// The log filter if `RUST_LOG` is not set.
@@ -70,7 +71,7 @@ async fn serve() -> Result<(), Failure> {
     );
     // Events are small. With Nagle's algorithm they would wait for one another.
     let public = public.tap_io(|stream| {
-        let _best_effort = stream.set_nodelay(true);
+        let _ = stream.set_nodelay(true);
     });
     let peers_address = options.peers.to_string();
     let advertised = options.advertise.as_ref().unwrap_or(&peers_address);
@@ -84,7 +85,7 @@ async fn serve() -> Result<(), Failure> {
     let layer = layer(&cluster, &options);
     let app = app(&cluster, layer, tools.clone(), &options);
 
-    // A thread, because a blocked read of stdin would delay the end of a runtime.
+    // On a thread, because a blocked read from stdin would delay a runtime's shutdown.
     std::thread::spawn(move || read_releases(&tools));
     let mut terminated = signal(SignalKind::terminate())?;
     record(
@@ -110,10 +111,10 @@ async fn serve() -> Result<(), Failure> {
     tokio::select! {
         ended = &mut serving => {
             ended?;
-            // Completes the shutdown if it was the cause.
-            let _in_time = timeout(CONNECTION_END_TIMEOUT, ending).await;
+            // If the shutdown was the cause, let it complete.
+            let _ = timeout(CONNECTION_END_TIMEOUT, ending).await;
         }
-        // Connections that stay open end with the process.
+        // Connections that are still open end with the process.
         () = &mut ending => drop(timeout(CONNECTION_END_TIMEOUT, serving).await),
     }
     Ok(())

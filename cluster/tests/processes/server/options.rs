@@ -4,19 +4,18 @@ use std::{error::Error, net::SocketAddr, time::Duration};
 
 use crate::fault::Fault;
 
-/// The options of an instance.
 pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,
     pub(crate) peers: SocketAddr,
-    /// The address at which the other instances reach `peers`. `None` for `peers` itself.
+    /// The address at which the other instances reach `peers`, or `None` if that is `peers` itself.
     pub(crate) advertise: Option<String>,
     pub(crate) redis: String,
     pub(crate) grace: Duration,
-    /// Maximum time for calls to complete after SIGTERM.
+    /// How long calls may take to complete after SIGTERM.
     pub(crate) drain: Duration,
     pub(crate) secret: Option<String>,
-    /// Maximum delay for clients that receive 503.
+    /// How long clients that get a 503 may wait before they return.
     pub(crate) backoff: Duration,
     pub(crate) fault: Option<Fault>,
 }
@@ -24,7 +23,9 @@ pub(crate) struct Options {
 // === impl Options ===
 
 impl Options {
-    /// Parses the arguments, of which each option is followed by its value. A repeated option replaces the earlier one.
+    /// Parses the arguments, which are pairs of an option and its value.
+    ///
+    /// A repeated option replaces the earlier one.
     pub(crate) fn parse(
         mut arguments: impl Iterator<Item = String>,
     ) -> Result<Self, Box<dyn Error>> {

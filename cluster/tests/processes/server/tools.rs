@@ -1,10 +1,10 @@
-//! The tools. Each reports its outcome.
+//! The tools, each of which reports its outcome.
 //!
 //! | tool | arguments | what it does |
 //! |---|---|---|
-//! | `work` | `tag`, `events`, `bytes`, `seconds` | sends `events` progress notifications, then waits until it is released, cancelled, or `seconds` are over; answers `tag`, padded to `bytes` |
-//! | `ask` | `tag`, `what`: `sampling` or `elicitation` | sends a request to its client, answers the word in the response |
-//! | `whoami` | | answers the name of the instance |
+//! | `work` | `tag`, `events`, `bytes`, `seconds` | sends `events` progress notifications, waits until it is released or cancelled or `seconds` have passed, and answers `tag`, padded to `bytes` |
+//! | `ask` | `tag`, `what`: `sampling` or `elicitation` | sends a request to its client and answers the word in the response |
+//! | `whoami` | | answers the instance's name |
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use tokio::{sync::oneshot, time::sleep};
 
 use crate::facts::{self, record};
 
-/// Time after which a call without `seconds` ends if it is not released: 120 s.
+/// How long a call without `seconds` waits to be released.
 const DEFAULT_SECONDS: f64 = 120.0;
 
 #[derive(Clone)]
@@ -34,8 +34,8 @@ pub(crate) struct Tools {
     waiting: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
 }
 
-/// A handler at work. Reports on drop that it was dropped before it completed.
-struct Working {
+/// Reports on drop that a handler was dropped before it completed.
+struct WorkGuard {
     tag: String,
     has_ended: bool,
 }
@@ -50,7 +50,7 @@ impl Tools {
         }
     }
 
-    /// Lets the call with this tag answer. Records whether the call was waiting.
+    /// Lets the call with this tag answer, and records whether it was waiting.
     pub(crate) fn release(&self, tag: &str) {
         let sender = self.waiting().remove(tag);
         let was_waiting = sender.is_some_and(|sender| sender.send(()).is_ok());
@@ -69,13 +69,13 @@ impl Tools {
         let tag = text(arguments, "tag");
         let (release, released) = oneshot::channel();
         self.waiting().insert(tag.clone(), release);
-        let working = Working::begin(tag.clone(), context);
+        let working = WorkGuard::begin(tag.clone(), context);
         if let Some(token) = context.meta.get_progress_token() {
             for event in 1..=number("events").unwrap_or_default() as u32 {
                 let mut progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
                 progress.message = Some(tag.clone());
                 // While the client is disconnected, the notification is retained for a resume.
-                let _sent = context.peer.notify_progress(progress).await;
+                let _ = context.peer.notify_progress(progress).await;
             }
         }
         let time = Duration::from_secs_f64(number("seconds").unwrap_or(DEFAULT_SECONDS).max(0.0));
@@ -101,7 +101,7 @@ impl Tools {
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResult, ErrorData> {
         let tag = text(arguments, "tag");
-        let working = Working::begin(tag.clone(), context);
+        let working = WorkGuard::begin(tag.clone(), context);
         let question = question(&text(arguments, "what"), &tag)
             .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
         let reply = tokio::select! {
@@ -189,9 +189,9 @@ fn text_result(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
-// === impl Working ===
+// === impl WorkGuard ===
 
-impl Working {
+impl WorkGuard {
     fn begin(tag: String, context: &RequestContext<RoleServer>) -> Self {
         let parts: Option<&http::request::Parts> = context.extensions.get();
         let session = parts.and_then(|parts| parts.headers.get("mcp-session-id")?.to_str().ok());
@@ -211,7 +211,7 @@ impl Working {
     }
 }
 
-impl Drop for Working {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         if !self.has_ended {
             record("ended", json!({ "tag": self.tag, "how": "dropped" }));

@@ -1,19 +1,19 @@
-//! The servers and the clients of `proxy/benches/run`, which describes their purpose.
+//! The servers and clients for `proxy/benches/run`, which describes what they are for.
 //!
 //! ```text
 //! proxy-load serve-stdio                  a server on stdin and stdout
 //! proxy-load serve-http                   the same on a port, which it prints
-//! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
+//! proxy-load calls TARGET N SECONDS       N clients with a session each, making one call after another
 //! proxy-load hold TARGET SESSIONS CALLS TOOL
-//!                                         CALLS of each session in flight (TOOL is hold), or answered on connections that
-//!                                         stay open (echo), and in flight on these after a line on stdin
-//! proxy-load upstream URL CALLS           a call in flight by hyper's client, and CALLS more after a line on stdin
+//!                                         CALLS per session in flight (TOOL is hold), or answered on connections that
+//!                                         stay open (echo), and in flight on those after a line on stdin
+//! proxy-load upstream URL CALLS           a call in flight from hyper's client, and CALLS more after a line on stdin
 //! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
-//!                                         calls with EVENTS events each, half of them unread, half after a disconnect
+//!                                         calls with EVENTS events each, half of them left unread, half disconnected
 //! ```
 //!
-//! TARGET is a URL, or `pipe` for its own server behind a pipe. The result is one line of JSON. `hold`, `upstream` and
-//! `flood` then run until the end of stdin. Each command uses one thread.
+//! TARGET is a URL, or `pipe` for its own server behind a pipe. The result is one line of JSON. After printing it, `hold`, `upstream` and
+//! `flood` run until stdin ends. Each command uses one thread.
 
 use std::env;
 

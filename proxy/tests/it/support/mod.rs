@@ -1,4 +1,4 @@
-//! Code that the tests share: the proxy in this process or as a program, and a server behind it.
+//! Code shared by the tests: the proxy, in this process or as a program, and a server behind it.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ pub(crate) use self::{
 };
 pub(crate) use test_support::*;
 
-/// Longer than the time in which the program takes two signals for one.
+/// Longer than the window in which the program takes two signals for one.
 pub(crate) const REPEAT_WINDOW: Duration = Duration::from_millis(600);
 
-/// A call of revision 2026-07-28, which has no session.
+/// Returns a call in revision 2026-07-28, which has no sessions.
 pub(crate) fn stateless_call(id: &str) -> Request {
     post(&call(id)).header("mcp-protocol-version", "2026-07-28")
 }
 
-/// A call in the session "s".
+/// Returns a call in the session "s".
 pub(crate) fn session_call(id: &str) -> Request {
     post(&call(id))
         .header("mcp-protocol-version", "2025-11-25")
         .header("mcp-session-id", "s")
 }
 
-/// A resume in the session "s".
+/// Returns a resume in the session "s".
 #[allow(dead_code, reason = "not all tests need it")]
 pub(crate) fn resume_after(event: &str) -> Request {
     Request::new("GET", "/mcp")
@@ -37,12 +37,12 @@ pub(crate) fn resume_after(event: &str) -> Request {
         .header("last-event-id", event)
 }
 
-/// Returns the message of a call of the tool `work`, whose id is JSON text.
+/// Returns the message that calls the tool `work`, with an id given as JSON text.
 pub(crate) fn call(id: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"work"}}}}"#)
 }
 
-/// A POST to `/mcp`.
+/// Returns a POST to `/mcp`.
 pub(crate) fn post(body: &str) -> Request {
     Request::new("POST", "/mcp")
         .header("content-type", "application/json")

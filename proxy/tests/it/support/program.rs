@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process of the program. Its drop kills the process.
+/// A process running the program, which is killed on drop.
 pub(crate) struct Program {
     child: Child,
     lines: BufReader<ChildStderr>,
@@ -18,7 +18,7 @@ pub(crate) struct Program {
 // === impl Program ===
 
 impl Program {
-    /// Returns the command of the program, without variables of its options.
+    /// Returns the program's command, with none of its options set by variables.
     pub(crate) fn command(args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-cancel-proxy"));
         for (name, _) in std::env::vars_os() {
@@ -37,7 +37,7 @@ impl Program {
         Self { child, lines }
     }
 
-    /// Runs the program to its end. Returns its exit code and its standard error.
+    /// Runs the program until it exits, and returns its exit code and its standard error.
     pub(crate) fn run(mut command: Command) -> (Option<i32>, String) {
         let output = command.output().expect("the program starts");
         let text = String::from_utf8(output.stderr).expect("text");
@@ -51,7 +51,7 @@ impl Program {
         line
     }
 
-    /// Returns the address in its first log line.
+    /// Returns the address in the first log line.
     pub(crate) fn addr(&mut self) -> SocketAddr {
         let line = self.line();
         let (_, rest) = line
@@ -66,7 +66,7 @@ impl Program {
         kill_process(pid.expect("a process"), signal).expect("the program is running");
     }
 
-    /// Waits for the program to end. Returns its status and the rest of its log.
+    /// Waits for the program to exit, and returns its status and the rest of its log.
     pub(crate) async fn ended(mut self) -> (ExitStatus, String) {
         let ended = tokio::task::spawn_blocking(move || {
             let mut rest = String::new();
@@ -75,14 +75,14 @@ impl Program {
         });
         // Longer than a shutdown may take, so that a failure shows the log.
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
-        ended.expect("the program ends").expect("no panic")
+        ended.expect("the program exits").expect("no panic")
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended.
-        let _killed = self.child.kill();
-        let _reaped = self.child.wait();
+        // It may already have exited.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

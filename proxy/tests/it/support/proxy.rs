@@ -27,7 +27,7 @@ impl Running {
         (upstream, proxy)
     }
 
-    /// Starts a proxy in front of `/mcp` of a server, with these options.
+    /// Starts a proxy with these options in front of a server's `/mcp`.
     pub(crate) async fn in_front_of(upstream: &Upstream, options: &[&str]) -> Self {
         Self::in_front_of_url(&format!("http://{}/mcp", upstream.addr), options).await
     }
@@ -36,7 +36,7 @@ impl Running {
         Self::with_args(&[&["--upstream", upstream], options].concat()).await
     }
 
-    /// Starts a proxy in front of the scripted server, with these options.
+    /// Starts a proxy with these options in front of the scripted server.
     pub(crate) async fn in_front_of_command(options: &[&str]) -> Self {
         let command = [
             "--",
@@ -64,7 +64,7 @@ impl Running {
     /// Starts its shutdown. A second call has no effect.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            let _stopped = stop.send(());
+            let _ = stop.send(());
         }
     }
 
@@ -73,14 +73,16 @@ impl Running {
         self.served.is_finished()
     }
 
-    /// Waits until the proxy has ended.
+    /// Waits until the proxy has shut down.
     pub(crate) async fn ended(self) {
-        within("the proxy to end", self.served)
+        within("the proxy to shut down", self.served)
             .await
             .expect("no panic");
     }
 
-    /// Sends a request and has the server answer it with a stream. Returns both ends after the head.
+    /// Sends a request that the server answers with a stream.
+    ///
+    /// Returns both ends once the client has the response head.
     pub(crate) async fn streaming(
         &self,
         upstream: &Upstream,
@@ -93,7 +95,7 @@ impl Running {
         (client, received)
     }
 
-    /// Waits until this number of calls is in flight.
+    /// Waits until this many calls are in flight.
     pub(crate) async fn calls_reach(&self, count: usize) {
         let reached = async {
             while self.calls.len() != count {

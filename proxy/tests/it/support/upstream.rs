@@ -1,4 +1,4 @@
-//! A server that a test controls, byte by byte.
+//! A server that a test controls byte by byte.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -17,17 +17,17 @@ use test_support::{
     head,
 };
 
-/// A server that passes each request to the test, which answers it.
+/// A server that hands each request to the test, which answers it.
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
     received: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
     to_test: mpsc::UnboundedSender<ReceivedRequest>,
     accepting: JoinHandle<()>,
-    /// Has the port while connections are refused.
+    /// Holds the port while connections are refused.
     refusing: Option<TcpSocket>,
 }
 
-/// A request and its connection. Its drop closes the connection.
+/// A request and its connection, which is closed on drop.
 pub(crate) struct ReceivedRequest {
     /// The request line.
     pub(crate) line: String,
@@ -52,13 +52,13 @@ impl Upstream {
         }
     }
 
-    /// Refuses new connections. Open ones stay.
+    /// Refuses new connections. Open ones stay open.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn refuse(&mut self) {
         self.accepting.abort();
-        let _aborted = (&mut self.accepting).await;
-        // The kernel refuses connections to a socket that does not listen. A process that another test has just forked may still have
-        // the listener, until it runs its program.
+        let _ = (&mut self.accepting).await;
+        // The kernel refuses connections to a socket that is not listening. A process that another test has just forked may hold on to the
+        // listener until it execs.
         let bound = async {
             let socket = TcpSocket::new_v4().expect("a socket");
             socket.set_reuseaddr(true).expect("it is not bound yet");
@@ -67,10 +67,9 @@ impl Upstream {
             }
             socket
         };
-        self.refusing = Some(within("the end of the listener", bound).await);
+        self.refusing = Some(within("the listener to close", bound).await);
     }
 
-    /// Accepts connections again.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn accept_again(&mut self) {
         let socket = self.refusing.take().expect("it refuses connections");
@@ -78,11 +77,10 @@ impl Upstream {
         self.accepting = accept(listener, self.to_test.clone());
     }
 
-    /// Returns the next request.
     pub(crate) async fn next_request(&self) -> ReceivedRequest {
         let mut received = self.received.lock().await;
         let received = within("a request to the server", received.recv()).await;
-        received.expect("the server runs")
+        received.expect("the server is running")
     }
 
     /// Returns `true` if there is a request that the test has not taken.
@@ -101,7 +99,7 @@ fn accept(
             tokio::spawn(async move {
                 if let Some(received) = ReceivedRequest::read(stream).await {
                     // Fails if the test has dropped the server.
-                    let _sent = to_test.send(received);
+                    let _ = to_test.send(received);
                 }
             });
         }
@@ -111,7 +109,7 @@ fn accept(
 // === impl ReceivedRequest ===
 
 impl ReceivedRequest {
-    /// Reads a request. Returns `None` if its client disconnects before it is complete.
+    /// Reads a request, or returns `None` if its client disconnects before it is complete.
     async fn read(mut stream: TcpStream) -> Option<Self> {
         let mut received = BytesMut::new();
         let (line, headers) = loop {
@@ -147,16 +145,15 @@ impl ReceivedRequest {
         let written = self.stream.write_all(bytes.as_ref());
         within("the proxy to read", written)
             .await
-            .expect("the proxy reads");
+            .expect("the proxy is reading");
     }
 
-    /// Resets the connection.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) fn reset(self) {
         self.stream.set_zero_linger().expect("a socket");
     }
 
-    /// Answers with a whole response of these lines and a body, and closes.
+    /// Answers with a whole response made up of these head lines and a body, and closes the connection.
     pub(crate) async fn answer(mut self, head: &str, body: &str) {
         let length = body.len();
         let head =
@@ -164,7 +161,7 @@ impl ReceivedRequest {
         self.write(head + body).await;
     }
 
-    /// Starts a stream of events, which ends with the connection.
+    /// Starts an event stream that ends with the connection.
     pub(crate) async fn stream(&mut self) {
         self.write("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             .await;
@@ -182,12 +179,13 @@ impl ReceivedRequest {
             .await;
     }
 
-    /// Ends the stream.
     pub(crate) async fn end(mut self) {
         self.write("0\r\n\r\n").await;
     }
 
-    /// Sends more than all buffers on the way can hold, and then the answer. So the proxy must read to the end.
+    /// Sends more than all buffers along the way can hold, and then the answer.
+    ///
+    /// The proxy has to read to the end.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn answer_at_length(mut self) {
         for _ in 0..64 {
@@ -198,7 +196,7 @@ impl ReceivedRequest {
         self.end().await;
     }
 
-    /// Closes the connection and waits until the proxy has noticed that.
+    /// Closes the connection and waits until the proxy has noticed.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn close(mut self) {
         self.stream.shutdown().await.expect("a connection");
@@ -209,6 +207,6 @@ impl ReceivedRequest {
     pub(crate) async fn closed(&mut self) {
         let mut byte = [0];
         let read = within("the proxy to close", self.stream.read(&mut byte)).await;
-        assert!(matches!(read, Ok(0) | Err(_)), "the proxy keeps writing");
+        assert!(matches!(read, Ok(0) | Err(_)), "the proxy is still writing");
     }
 }

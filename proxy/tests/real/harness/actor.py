@@ -1,4 +1,4 @@
-"""Raw clients that connect and disconnect as no proper client does, and record their actions and observations."""
+"""Raw clients that connect and disconnect as no proper client would, and record what they do and observe."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ class Response:
         return self
 
     async def events(self):
-        """Yields the id and the data of each event."""
+        """Yields each event's id and data."""
         event_id, data, rest = None, "", b""
         async for chunk in self._chunks():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -79,12 +79,12 @@ class Actor:
                 self._facts.note("broke", tag=self._tag, error=repr(error))
 
     async def _visit(self):
-        """Plays stories in a new session, or waits a moment if there is no room for one. Mostly ends the session."""
+        """Plays stories in a new session, or waits a moment if there is no room for one. Usually ends the session."""
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "actor", "version": "0"}}
         self._session, self._next = None, 0
         response = await self._post("initialize", hello, id=0)
         if response.status == 503:
-            # There is currently no room for a session.
+            # There is no room for a session at the moment.
             response.close()
             await asyncio.sleep(0.5)
             return
@@ -125,7 +125,7 @@ class Actor:
         # Reads until there is an event id to resume from.
         last = await self._answer(cell, response, size, None, until=dice.uniform(0.1, 0.4))
         if last is None:
-            # On a busy machine the answer may arrive before the client disconnects.
+            # On a busy machine the answer might arrive before the client disconnects.
             return
         if story == "cancel":
             self._note("told", cell)
@@ -150,13 +150,13 @@ class Actor:
             await self._answer(cell, await self._back(cell, last), size, last)
 
     async def _back(self, cell, last):
-        # Recorded before the request is sent, because the proxy may receive it immediately.
+        # Recorded before the request is sent, because the proxy may receive it right away.
         self._note("back", cell)
         response = await Response().open(self._port, "GET", {**self._headers(), "last-event-id": last})
         return await response.head()
 
     async def _answer(self, cell, response, size, last, until=TIMEOUT):
-        """Reads for at most this many seconds. Returns the last event id, or `None` once the answer has arrived."""
+        """Reads for up to this many seconds. Returns the last event id, or `None` once the answer has arrived."""
         async def read():
             nonlocal last
             async for event_id, data in response.events():
@@ -189,7 +189,7 @@ class Actor:
         self._note("left", cell)
 
     async def _delete(self):
-        # Ends the remaining calls of the session.
+        # Ends the session's remaining calls.
         self._facts.note("deleted", tag=self._tag)
         response = await Response().open(self._port, "DELETE", self._headers())
         await response.head()

@@ -33,29 +33,30 @@ class Cell:
             self._note("end")
             self._world.begun(self)
             program.order(close=self.name)
-            # A client that is asked to close may send further requests.
+            # A client that has been asked to close may send further requests.
             self._relay.refusing = True
             self._relay.accept_again()
             self._relay.stop()
 
     @property
     def resumable(self):
-        """Returns whether its call belongs to a session in which the client can resume."""
+        """Returns whether the call belongs to a session in which the client can resume."""
         return self.upstream.sessions and self.client.sessions
 
     # === what a scenario does ===
 
     async def streaming(self):
-        """Waits until the tool works and the client has everything that it needs to resume. Otherwise the cell is broken."""
+        """Waits until the tool is working and the client has everything that it needs to resume. Otherwise the cell is
+        broken."""
 
         def ready():
             call = self._relay.of_call()
-            # Without the proxy most servers send no event id.
+            # Without the proxy most servers send no event ids.
             needs_id = self.resumable and self.tier == "proxy"
             return self._world.find_event(self.name, "started") and call and (call[0].event_ids or not needs_id)
 
         if not await self._world.until(lambda: ready() or self._world.find_event(self.name, "outcome"), TIMEOUT) or not ready():
-            self._note("broken", what="the call never began, or its client has nothing to resume from")
+            self._note("broken", what="the call never started, or its client has nothing to resume from")
         await self.sleep(0.2)
         self._world.begun(self)
 
@@ -84,9 +85,9 @@ class Cell:
 class World:
     """What all cells share: the recorded events, and the order of their cuts."""
 
-    # Interval of reads of the servers' files.
+    # How often the servers' files are read.
     POLL_INTERVAL = 0.05
-    # Pause between two cuts, so that they are not simultaneous.
+    # A pause between two cuts, so that they do not coincide.
     PACE = 0.05
 
     def __init__(self, facts, tail):
@@ -133,7 +134,7 @@ class World:
                 waiting.set_result(None)
 
     async def read_facts(self):
-        """Reads new facts until it is cancelled."""
+        """Reads new facts until cancelled."""
         while True:
             news = False
             for fact in self._tail.new():

@@ -1,11 +1,11 @@
-"""Facts as lines of JSON in files. The referee reads nothing else."""
+"""Facts, written to files as lines of JSON. The referee reads nothing else."""
 
 import json
 import time
 
 
 class Facts:
-    """A folder of facts. Each server writes its own file, and this program one for itself and the clients."""
+    """A folder of facts. Each server writes its own file, and this program writes one for itself and the clients."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -21,7 +21,7 @@ class Facts:
 
 
 class Tail:
-    """Reads the new lines of the files in a folder."""
+    """Reads the new lines in a folder's files."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -31,7 +31,7 @@ class Tail:
         for path in sorted(self._folder.glob("*.jsonl")):
             with open(path) as file:
                 file.seek(self._read.get(path, 0))
-                # The end of an incomplete line is read later.
+                # The rest of an incomplete line is read later.
                 while (line := file.readline()).endswith("\n"):
                     self._read[path] = file.tell()
                     yield json.loads(line)

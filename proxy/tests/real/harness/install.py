@@ -1,4 +1,4 @@
-"""Installs clients, servers and the proxy in pinned versions into one folder, concurrently."""
+"""Installs pinned versions of the clients, the servers and the proxy into one folder, concurrently."""
 
 import asyncio
 import shutil
@@ -18,12 +18,12 @@ class Upstream:
 
     key: str
     title: str
-    # Its command, without the file of its facts and its mode.
+    # Its command, without its facts file and its mode.
     start: tuple
     mode: str
-    # Its tool cannot be stopped by a cancel.
+    # Whether its tool cannot be stopped by a cancel.
     sync: bool = False
-    # Supports the revision without sessions.
+    # Whether it supports the revision without sessions.
     modern: bool = False
 
     @property
@@ -48,7 +48,7 @@ async def install(cache, program):
         *(npm_install(cache / key, packages) for key, packages in npm.items()),
         *(pip_install(cache / key, package) for key, package in PIP.items()),
     )
-    # Modules are resolved from the folder of the script.
+    # Modules are resolved from the script's folder.
     for key in ("ts1", "ts2-server"):
         shutil.copy(HERE / "servers" / "server.mjs", cache / key)
     return list(clients(cache)), list(upstreams(cache)), proxy
@@ -75,8 +75,9 @@ def upstreams(cache):
     }
     for key, start in starts.items():
         for mode in ("session", "json", "store", "stateless", "stdio"):
-            # Beside sessions, SDK 2.x of Python serves the revision that has none. The TypeScript SDK does so by createMcpHandler.
-            # With JSON, the Python SDK does not notice a disconnect, and without a session no cancel can be sent to it.
+            # Besides sessions, the Python SDK 2.x serves the revision that has none, as the TypeScript SDK does with
+            # createMcpHandler. With JSON, the Python SDK does not notice a disconnect, and without a session no cancel
+            # can be sent to it.
             modern = key == "py2" and mode not in ("stdio", "json")
             yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=modern)
         if key.startswith("py"):

@@ -1,4 +1,4 @@
-"""Messages of every kind, as bytes that no parser may change."""
+"""All kinds of messages, as bytes that no parser may change."""
 
 DEEP = 100
 INITIALIZE = (
@@ -20,9 +20,9 @@ def notification(method, params="{}"):
     return f'{{"jsonrpc":"2.0","method":"{method}","params":{params}}}'
 
 
-# The messages after INITIALIZE. Each is one line.
+# The messages after INITIALIZE, one per line.
 MESSAGES = [
-    # Requests that a client may send.
+    # Requests that a client can send.
     request("ping"),
     '{"jsonrpc":"2.0","id":1,"method":"ping"}',
     request("tools/list", '{"cursor":"eyJwIjoyfQ=="}'),
@@ -34,7 +34,7 @@ MESSAGES = [
     request("prompts/get", '{"name":"p","arguments":{"a":"b"}}'),
     request("completion/complete", '{"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""},"context":{}}'),
     request("logging/setLevel", '{"level":"debug"}'),
-    # Calls and their numbers.
+    # Calls with all kinds of numbers.
     call("{}"),
     call('{"a":1.0,"b":1.50,"c":-0.0,"d":-0,"e":1e3,"f":1E+3,"g":0.1e-7}'),
     call('{"a":9007199254740993,"b":18446744073709551616,"c":123456789012345678901234567890,"d":-9223372036854775809}'),

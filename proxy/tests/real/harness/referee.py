@@ -1,4 +1,4 @@
-"""Judges a run from the files of facts alone."""
+"""Judges a run from the fact files alone."""
 
 import re
 from datetime import datetime
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .facts import read
 
-# The library's log line for a cancel. It belongs to the only call of a server whose tool blocks.
+# The library's log line for a cancel. If a server's tool blocks, it belongs to that server's only call.
 CANCELLED = re.compile(r"^(\S+)Z +INFO call cancelled ", re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ class Verdict:
         self.broken = None
 
     def take(self, fact):
-        # Later facts belong to the end of the run, not to the call.
+        # Later facts are about the end of the run, not about the call.
         if self.over:
             return
         self.over = fact["event"] == "end"
@@ -41,8 +41,8 @@ class Verdict:
 
     @property
     def late(self):
-        """How late the tool was notified, or `None` if it was not. Some servers only notice that the connection was
-        closed."""
+        """How late the tool was notified, or `None` if it was not. Some servers notice only that the connection has
+        been closed."""
         notified = self.notified_at if self.plan["sync"] else self.at.get("closed", self.at.get("cancelled"))
         return None if notified is None or "cut" not in self.at else notified - self.at["cut"] - self.due
 
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def what(self):
-        """The result for the table."""
+        """The result to show in the table."""
         if self.broken:
             return "broken"
         if self.plan["scenario"] != "gone":
@@ -67,14 +67,14 @@ class Verdict:
 
     @property
     def notified_at(self):
-        """The time at which the proxy logged a cancel to a server that it cannot stop. A cancel at the proxy's own
-        end does not count."""
+        """When the proxy logged a cancel to a server that it cannot stop. A cancel because the proxy itself is exiting
+        does not count."""
         entry = CANCELLED.search(Path(self.plan["log"]).read_text())
         at = entry and datetime.fromisoformat(f"{entry[1]}+00:00").timestamp()
         return at if at and at < self.at.get("end", 0) else None
 
     def wrong(self, tolerance):
-        """Returns the fault of a cell behind the proxy, or `None`."""
+        """Returns what is wrong with a cell behind the proxy, or `None`."""
         if self.broken:
             return self.broken
         if self.plan["scenario"] != "gone":
@@ -83,7 +83,7 @@ class Verdict:
             if not self.answered:
                 return f"no answer: {self.outcome.get('error') or self.outcome.get('text', 'nothing')[:200]}"
             if "back" not in self.at or self.at["outcome"] < self.at["back"]:
-                return "the answer arrived before its client had resumed"
+                return "the answer arrived before its client resumed"
         elif self.late is None:
             return "never cancelled"
         elif self.late < -0.02:
@@ -93,16 +93,17 @@ class Verdict:
         return None
 
     def control(self):
-        """Returns the fault of a cell without the proxy, or `None`. A server that loses answers must be seen to lose them."""
+        """Returns what is wrong with a cell without the proxy, or `None`. A server that loses answers has to be seen
+        losing them."""
         if self.plan["upstream"].endswith("-session") and self.plan["resumable"] and self.plan["scenario"] in ("gone", "late"):
             if self.answered or "cancelled" in self.at:
-                return "without the proxy the call must keep running or lose its answer: this control shows nothing"
+                return "without the proxy the call has to keep running or lose its answer, so this control shows nothing"
         return None
 
 
 def judge(folder, tolerance):
-    """Prints the table and the faults. Returns the number of faults. `tolerance` is the maximum delay of a cancel,
-    where nothing can be resumed and after a grace."""
+    """Prints the table and the faults, and returns the number of faults. `tolerance` is how late a cancel may be, where
+    nothing can be resumed and after a grace."""
     verdicts, faults = {}, []
     for fact in read(folder):
         if fact["event"] == "plan":
@@ -110,9 +111,9 @@ def judge(folder, tolerance):
         elif fact.get("cell") in verdicts:
             verdicts[fact["cell"]].take(fact)
         elif fact["event"] == "left":
-            faults += [f"process {pid} of {owner} is left" for pid, owner in fact["pids"]]
+            faults += [f"process {pid} of {owner} is still running" for pid, owner in fact["pids"]]
         elif fact["event"] == "ended" and not fact["clean"]:
-            faults.append(f"{fact['serving']}: the proxy did not end by itself")
+            faults.append(f"{fact['serving']}: the proxy did not exit by itself")
     for name, verdict in sorted(verdicts.items()):
         fault = verdict.wrong(tolerance) if verdict.tier == "proxy" else verdict.control()
         if fault:

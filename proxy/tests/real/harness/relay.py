@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its server. It cuts connections, and can delay new ones."""
+"""A TCP proxy between a client and its server, which cuts connections and can hold back new ones."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ from matrix.proxy import Proxy
 
 
 class Relay(Proxy):
-    """The proxy of the interop tests, with a hold. While it holds, connections are accepted and transfer nothing, as
-    in a failed network. Connections are not refused, because some clients give up after two refused attempts."""
+    """The interop tests' proxy, with a hold. While it is on hold, connections are accepted but transfer nothing, as in
+    a failed network. They are not refused, because some clients give up after two refused attempts."""
 
     def __init__(self, port, changed):
         super().__init__(port, changed)

@@ -1,10 +1,10 @@
-"""The stories of clients that are cut off during a call."""
+"""The stories of clients that are cut off mid-call."""
 
 from dataclasses import dataclass
 
-# Time in seconds after the end of the grace, when a cancel has long been sent.
+# How many seconds after the end of the grace, when a cancel has long been sent.
 AFTER_GRACE = 1.5
-# Maximum delay of a cancel before a cell is abandoned. The referee has its own limit.
+# How late a cancel may be before the cell is abandoned. The referee has its own limit.
 TIMEOUT = 5.0
 
 
@@ -12,15 +12,16 @@ TIMEOUT = 5.0
 class Scenario:
     key: str
     title: str
-    # Duration of the tool's work.
+    # How long the tool works.
     seconds: float
-    # Whether the client resumes for its answer.
+    # Whether the client resumes to get its answer.
     answered: bool = True
 
     async def play(self, cell):
         await cell.streaming()
         if not self.answered:
-            # All other cells should have begun, because starting them would distort delays of milliseconds.
+            # All other cells should have begun by now, because starting them would distort delays of a few
+            # milliseconds.
             await cell.quiet()
         cell.cut()
         match self.key:

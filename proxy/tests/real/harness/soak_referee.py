@@ -1,11 +1,11 @@
-"""Judges a soak from the files of facts alone."""
+"""Judges a soak from the fact files alone."""
 
 from collections import Counter
 
 from .actor import GRACE, LONG
 from .facts import read
 
-# Tolerance for late cancels on a busy machine, and for early cancels by the clocks of three processes.
+# How late a cancel may be on a busy machine, and how early, because three processes have their own clocks.
 MARGIN = 2.0
 EARLY = 0.05
 
@@ -35,13 +35,13 @@ class Call:
     def may_be_cancelled(self, at, is_early):
         if any(notified is not None and notified - EARLY <= at for notified in (self.first("told"), self.first("deleted"))):
             return True
-        # A call whose client disconnects before the first event id may be cancelled at once.
+        # If the client disconnects before the first event id, the call may be cancelled at once.
         grace = 0.0 if is_early else GRACE
         return any(left + grace - EARLY <= at <= back + MARGIN for left, back in self.absences() if back - left >= grace)
 
     def is_orphan(self, cancelled):
-        """Returns whether the client resumed only after the grace, and before the tool had ended. On a busy machine
-        the start of a process may take longer than the client is disconnected."""
+        """Returns whether the client did not resume until after the grace, and before the tool had ended. On a busy
+        machine starting a process may take longer than the client is disconnected."""
         return cancelled is not None and any(left + GRACE - EARLY <= cancelled for left, _ in self.absences())
 
     def judge(self, story):
@@ -49,7 +49,7 @@ class Call:
         if cancelled is not None and not self.may_be_cancelled(cancelled, story == "early"):
             yield "wrong cancel"
         if started is None:
-            # The client did not wait until the server accepted the call.
+            # The client did not wait for the server to accept the call.
             if story != "early":
                 yield "never started"
             return
@@ -71,7 +71,7 @@ class Call:
 
 
 def judge(folder):
-    """Prints the counts and at most 40 faults. Returns the faults of calls by kind, and the number of all faults."""
+    """Prints the counts and up to 40 faults. Returns the number of faults in calls by kind, and of all faults."""
     calls, faults, stories, deleted = {}, [], Counter(), {}
     for fact in read(folder):
         if "cell" in fact:
@@ -79,11 +79,11 @@ def judge(folder):
         elif fact["event"] == "deleted":
             deleted[fact["tag"]] = fact
         elif fact["event"] == "left-over":
-            faults += [f"a process is left: {pid}" for pid in fact["pids"]]
+            faults += [f"a process is still running: {pid}" for pid in fact["pids"]]
         elif fact["event"] == "gauge" and fact["value"] != 0:
             faults.append(f"{fact['serving']}: {fact['name']} is {fact['value']} at the end")
         elif fact["event"] == "ended" and not fact["clean"]:
-            faults.append(f"{fact['serving']}: the proxy did not end by itself")
+            faults.append(f"{fact['serving']}: the proxy did not exit by itself")
         elif fact["event"] == "broke":
             faults.append(f"{fact['tag']}: {fact['error']}")
         elif fact["event"] == "memory":

@@ -1,4 +1,4 @@
-"""A running server, in most cases with the proxy in front."""
+"""A running server, usually with the proxy in front of it."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
 class Serving:
-    """The server of the cells of an upstream and a tier."""
+    """The server for the cells of one upstream and tier."""
 
     def __init__(self, upstream, tier, facts, work):
         self.upstream = upstream
@@ -30,7 +30,7 @@ class Serving:
 
     @property
     def server_pid(self):
-        """The process id of a server over HTTP, which was started here."""
+        """The process id of an HTTP server that has been started by this object."""
         return self._server and self._server.pid
 
     async def start(self, proxy, options):
@@ -55,11 +55,11 @@ class Serving:
             if self._proxy.returncode is not None:
                 break
             await asyncio.sleep(0.05)
-        raise RuntimeError(f"{self.name}: the proxy does not listen:\n{self.log.read_text()}")
+        raise RuntimeError(f"{self.name}: the proxy is not listening:\n{self.log.read_text()}")
 
     async def end(self):
-        """Ends the proxy as a service manager does, then the server. Returns whether the proxy ended in time, with exit
-        code 0."""
+        """Ends the proxy as a service manager would, and then the server. Returns whether the proxy exited in time,
+        with exit code 0."""
         ended = True
         if self._proxy and self._proxy.returncode is None:
             self._proxy.send_signal(signal.SIGTERM)

@@ -4,8 +4,8 @@
 
 Each line of the file is ["got" or "sent", the message as text]. A request is answered with itself as the result. Before
 the answer, where the transport allows it, the server sends the request as a notification and as a request of its own.
-`json` answers with JSON, `sse` with events, `session` with events in a session. Over HTTP the first line of stdout is
-the port.
+`json` answers with JSON, `sse` with events, and `session` with events in a session. Over HTTP, the first line on stdout
+is the port.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Number(str):
 
 
 def parse(raw):
-    """Parses a message. A number stays text."""
+    """Parses a message, leaving numbers as text."""
     return json.loads(raw, parse_int=Number, parse_float=Number)
 
 
@@ -35,7 +35,7 @@ def note(what, message):
 
 
 def answers(raw):
-    """Records a message, and yields the server's output for it."""
+    """Records a message and yields the server's output for it."""
     note("got", raw)
     message = parse(raw)
     if "method" not in message or "id" not in message:

@@ -2,8 +2,8 @@
 //
 //     node server.mjs sdk|server FACTS stdio|session|json|store|stateless|handler
 //
-// The first argument is the npm package of @modelcontextprotocol; `json` is `session` with answers in JSON, `store` has
-// an event store, and `handler` is made by `createMcpHandler` of SDK 2.x. Over HTTP the first line of stdout is the
+// The first argument is the npm package of @modelcontextprotocol. `json` is `session` with answers in JSON, `store` has
+// an event store, and `handler` is created by SDK 2.x's `createMcpHandler`. Over HTTP, the first line on stdout is the
 // port.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
@@ -35,7 +35,7 @@ function note(event, more) {
     appendFileSync(facts, JSON.stringify({ event, at: Date.now() / 1000, pid: process.pid, ...more }) + '\n');
 }
 
-// The response to the current request, in the mode where its end is the only notice of a disconnect.
+// The response to the current request, in the mode in which its end is the only sign of a disconnect.
 const served = new AsyncLocalStorage();
 
 async function work({ cell, bytes }, context) {
@@ -70,7 +70,7 @@ class Store {
     async replayEventsAfter(last, { send }) {
         const { stream } = this.events[Number(last)];
         for (const [number, event] of [...this.events.entries()]) {
-            // Priming has no message.
+            // A priming event has no message.
             if (number > Number(last) && event.stream === stream && event.message.jsonrpc) {
                 await send(`${number}`, event.message);
             }
@@ -105,8 +105,7 @@ async function stateless(request, response) {
     await transport.handleRequest(request, response);
 }
 
-// Node may not notify the listeners of a request's signal after it has garbage-collected the request
-// (nodejs/node#55428).
+// Once it has garbage-collected a request, Node might not notify the listeners of its signal (nodejs/node#55428).
 function byHandler(handler) {
     return (request, response) => served.run(response, () => handler(request, response));
 }
@@ -121,7 +120,7 @@ if (mode === 'stdio') {
     listener.listen(0, '127.0.0.1', () => {
         console.log(JSON.stringify({ event: 'listening', port: listener.address().port }));
     });
-    // An unhandled rejection of one cell must not end the others.
+    // An unhandled rejection in one cell must not end the others.
     process.on('unhandledRejection', error => console.error(error));
     process.stdin.on('end', () => process.exit()).resume();
 }

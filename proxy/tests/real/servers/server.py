@@ -2,8 +2,8 @@
 
     python server.py FACTS stdio|session|json|store|stateless [sync]
 
-`json` is `session` with answers in JSON, `store` has an event store. `sync` has a tool that is an ordinary function and
-cannot be stopped. Over HTTP the first line of stdout is the port.
+`json` is `session` with answers in JSON, and `store` has an event store. `sync` has a tool that is an ordinary function
+and cannot be stopped. Over HTTP, the first line on stdout is the port.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""A server without an SDK for many concurrent calls. It works for the time that a call requests, obeys cancels, and
+"""A server for many concurrent calls that uses no SDK. It works for as long as a call requests, obeys cancels, and
 records everything.
 
     python slow.py FACTS stdio|session
 
-Over HTTP it has sessions and no event ids. Like the SDKs, it keeps working after a disconnect, and its later messages
-are lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The
-first line of stdout is then the port.
+Over HTTP it has sessions but no event ids. Like the SDKs, it keeps working after a disconnect, and its later messages
+are lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The first line on
+stdout is then the port.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ def note(event, **more):
 
 
 class Session:
-    """The calls of one client."""
+    """One client's calls."""
 
     def __init__(self):
         self.calls = {}
 
     async def call(self, message, say):
-        """Works, and sends progress and the answer."""
+        """Works, sending progress and the answer."""
         cell = message["params"]["arguments"]["cell"]
         token = message["params"]["_meta"]["progressToken"]
         left, step = message["params"]["arguments"]["seconds"], 0
@@ -65,7 +65,7 @@ class Session:
         return call
 
     def take(self, message):
-        """Accepts a message that is not a call. Returns the answer to `initialize`, and `None` for all others."""
+        """Accepts a message that is not a call. Returns the answer to `initialize`, and `None` for anything else."""
         if message.get("method") == "notifications/cancelled":
             if call := self.calls.get(message["params"]["requestId"]):
                 call.cancel()
@@ -139,7 +139,7 @@ async def serve(sessions, reader, writer):
 
 
 async def stream(session, message, writer):
-    """Sends the events of a call. Events are lost while the client is disconnected."""
+    """Sends a call's events, which are lost while the client is disconnected."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
 
     def say(event):
@@ -151,7 +151,7 @@ async def stream(session, message, writer):
     if not call.cancelled() or message["id"] % 2:
         writer.write(b"0\r\n\r\n")
     else:
-        # Open until the client closes it.
+        # Stays open until the client closes it.
         await writer.wait_closed()
 
 

@@ -1,7 +1,7 @@
-"""Two members at one advertised address, as while a newer process replaces a server. Connections of the other
-instances to that address reach the first member, or the newcomer. The newcomer answers 421, because it does not have
-the session. That does not remove a session of the first member while it is alive. Then the first member leaves, and
-other instances serve its sessions."""
+"""Two members at one advertised address, as when a newer process is replacing a server. The other instances'
+connections to that address may reach the first member or the newcomer. The newcomer answers 421, because it does not
+have the session, but this must not take a session away from the first member while that is alive. Then the first member
+leaves, and other instances serve its sessions."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from ..tcp_proxy import TcpProxy
 GROUPS = 10
 SHORT = 2
 CALLS = 6
-# Time for which all connections reach the newcomer. It is longer than the time after which a call without
-# its client would be cancelled if no instance refused clients. An instance cancels no call during the first lease after
-# its start, and the first member has just started.
+# How long all connections reach the newcomer. This is longer than it would take to cancel a call without its client if
+# no instance refused clients. No instance cancels a call during the first lease after its start, and the first member
+# has only just started.
 AFTER_LEASE = LEASE + HEARTBEAT_INTERVAL + 0.5
-# A call ends this long after its instance started to leave.
+# How long after its instance has started to leave a call ends.
 LATER = 0.5
 
 
@@ -40,7 +40,7 @@ async def play(world, short):
 
 async def _meet(world, proxy, first, newcomer, number):
     groups = [Group(world, first) for _ in range(number)]
-    # Connections reach both members alternately.
+    # Connections reach the two members alternately.
     proxy.targets = first.peers_at, newcomer.peers_at
     await asyncio.gather(*(group.begin() for group in groups))
     proxy.targets = (newcomer.peers_at,)
@@ -75,13 +75,13 @@ class Group:
         self._own(self._sessions)
 
     async def resume(self, over):
-        """All connections of the other instances reach the newcomer, until `over`."""
+        """Until `over`, all connections from the other instances reach the newcomer."""
         for call in (self._resuming, self._kept):
             call.cut()
         resumes = [asyncio.create_task(self._resuming.resume(self._other, obeys=True))]
         await self._world.release_until_ended(self._kept)
         resumes.append(asyncio.create_task(self._kept.resume(self._third, obeys=True)))
-        # A client of the first member, and a client that was connected before, are not affected.
+        # Neither a client of the first member nor one that was already connected is affected.
         await self._world.release(self._direct)
         await self._direct.until_over()
         await self._world.release(self._relayed)
@@ -95,7 +95,7 @@ class Group:
         await asyncio.gather(self._resuming.end(self._other), self._kept.end(self._third))
 
     async def begin_last(self):
-        """These calls end while the first member leaves."""
+        """Begins calls that end while the first member is leaving."""
         self._attached = await self._call("stay", self._other)
         self._last = await self._call("resumes", self._other)
         self._own([self._attached.session, self._last.session])
@@ -119,7 +119,7 @@ class Group:
             await asyncio.gather(*(session.whose(endpoint, f"after {session.id}") for endpoint in endpoints))
 
     async def _check_session(self, session, over):
-        """Checks that an instance that does not reach the owner asks the client to retry."""
+        """Checks that an instance that cannot reach the owner asks the client to retry."""
         for endpoint in (self._other, self._third):
             status = await session.poke(endpoint)
             if not over.is_set():

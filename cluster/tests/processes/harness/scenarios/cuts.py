@@ -1,5 +1,5 @@
-"""Clients that are cut off once and twice: before the answer, within it and after it. They resume through any
-instance that the balancer selects."""
+"""Clients that are cut off once or twice: before the answer, within it and after it. They resume through whichever
+instance the balancer selects."""
 
 import asyncio
 import random
@@ -8,9 +8,9 @@ from ..world import GRACE
 
 CALLS = 600
 SHORT = 72
-# Number of sessions, with three concurrent calls each, whose streams have the same numbers.
+# How many sessions there are at a time, with three concurrent calls each, whose streams have the same numbers.
 AT_A_TIME = 24
-# The state of the client when the answer is sent.
+# The client's state when the answer is sent.
 VARIANTS = ["connected", "disconnected", "in transit"]
 
 

@@ -1,4 +1,4 @@
-"""Redis is killed and restarts empty, is stopped, and does not answer for a while."""
+"""Redis is killed and restarts empty, is stopped, or does not answer for a while."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ SHORT = [("kill", 4), ("stop", 4)]
 # For each instance as the owner.
 GROUPS = 2
 CALLS = 7
-# Maximum time of an orphan after the directory has recovered, beyond its grace, with a margin.
+# How much longer than its grace an orphan may take after the directory has recovered, with a margin.
 LATE = 5.0
 
 
@@ -27,7 +27,7 @@ async def _outage(world, how, seconds, groups):
     groups = [Group(world, number) for number in range(groups)]
     await asyncio.gather(*(group.begin() for group in groups))
     playing = asyncio.gather(*(group.play(failed, recovered, over) for group in groups))
-    # Shorter than a grace.
+    # Less than a grace.
     await asyncio.sleep(GRACE / 4)
     await _begin_outage(world, how, seconds)
     world.facts.note("outage", what="redis", how=how)
@@ -68,7 +68,7 @@ class Group:
         self._owner, self._other, self._third = (node.endpoint for node in world.turn(number))
 
     async def begin(self):
-        """Starts all calls while the directory works."""
+        """Starts all calls while the directory is working."""
         self._by_owner = await self._call("stay", self._owner)
         self._by_relay = await self._call("stay", self._other)
         self._resuming = await self._call("resumes", self._owner)
@@ -112,7 +112,7 @@ class Group:
         await call.end(self._third)
 
     async def _poke(self, over):
-        """Probes living sessions repeatedly."""
+        """Keeps probing live sessions."""
         while not over.is_set():
             for call in (self._by_owner, self._by_relay, self._resuming):
                 await call.session.poke(self._world.front, limit=5.0)

@@ -1,5 +1,4 @@
-"""Clients that disconnect for good: from the owner of their session, from another instance, and after a resume at
-one."""
+"""Clients that disconnect for good: from their session's owner, from another instance, and after resuming at one."""
 
 import asyncio
 

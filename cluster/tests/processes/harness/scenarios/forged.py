@@ -1,4 +1,4 @@
-"""Attempts of a foreign client: event ids of other sessions, headers of instances, and ids that are far too long."""
+"""What a foreign client may try: other sessions' event ids, the instances' headers, and ids that are far too long."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from ..world import SECRET, fetch
 EACH = 20
 SHORT = 2
 LONG = 1 << 20
-# Time for which the foreign client reads a stream.
+# How long the foreign client reads a stream.
 LISTEN = 0.7
-# Number of calls of the victim for each attempt.
+# How many calls the victim makes for each attempt.
 CALLS = 2
 
 
@@ -31,7 +31,7 @@ def _check(world, what, right, **more):
 
 
 async def _events(world, number):
-    """A client of one session names events of another session, at every instance."""
+    """At every instance, a client in one session names another session's events."""
     owner, other, third = world.turn(number)
     kept = await world.call("forged", "resumes", owner.endpoint)
     kept.cut()
@@ -59,7 +59,7 @@ async def _resume_from(world, other_session, endpoint, event_id, victims):
     try:
         response = await (await Response.open(endpoint, "GET", headers)).head()
         status = response.status
-        # A stream of the client's own session may stay open, without data.
+        # A stream of the client's own session may stay open, without any data.
         await asyncio.wait_for(_listen(response, received), LISTEN)
     except asyncio.TimeoutError:
         response.cut()
@@ -88,7 +88,7 @@ async def _headers(world, number):
             unknown = {**session.headers({name: value}), "mcp-session-id": str(uuid.uuid4())}
             status, headers, _ = await fetch(third.endpoint, "POST", unknown, note)
             _check(world, "forged header of no session", status == 404, status=status)
-    # The peer listener gets no secret, or a wrong one.
+    # The peer listener is sent no secret, or a wrong one.
     peers = owner.endpoint._replace(port=int(owner.peers.rpartition(":")[2]))
     for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
         status, _, _ = await fetch(peers, "POST", session.headers(forged), note)
@@ -109,7 +109,7 @@ async def _long(world, number):
         for field in ("mcp-session-id", "last-event-id"):
             headers = {**session.headers(), field: long}
             status, _, _ = await fetch(endpoint, "GET" if field == "last-event-id" else "POST", headers, note)
-            # 0: the connection was closed before the whole request was read.
+            # 0: the connection was closed before the whole request had been read.
             _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, endpoint=endpoint.name)
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": long}}
         status, _, _ = await fetch(endpoint, "POST", session.headers(), json.dumps(cancel).encode())

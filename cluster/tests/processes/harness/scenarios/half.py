@@ -1,6 +1,6 @@
-"""Clients that send half of a request and stay connected: to the owner of the session, to another instance, and to
-one that would restore the session for it. Other requests of the session are served in the meantime, and no call starts
-from the half."""
+"""Clients that send half of a request and stay connected: to the session's owner, to another instance, and to one that
+would have to restore the session for it. In the meantime the session's other requests are served, and no call starts
+from half a request."""
 
 import asyncio
 
@@ -9,25 +9,25 @@ from ..referee import BODY_IDLE, BODY_IDLE_DETECTION
 
 SESSIONS = 6
 SHORT = 2
-# A body of the first size is read completely before it is relayed. One of the second size is read as the owner requests
+# A body of the first size is read in full before it is relayed. One of the second size is read as the owner asks for
 # it.
 SIZES = [100, 100_000]
-# Maximum time of a request of the session beside half requests.
+# How long the session's other requests may take next to half requests.
 WITHIN = 3.0
-# Time for which half a request has waited before other requests are sent.
+# How long a half request has been waiting before other requests are sent.
 BEFORE = 0.3
-# Number of half requests at the owner's own listener, which only their client limits.
+# The half requests at the owner's own listener, which are limited only by their client.
 DIRECT = len(SIZES)
 
 
 async def play(world, short):
     sessions = SHORT if short else SESSIONS
-    # Half requests at three instances and then at two, and as many whole ones.
+    # Half requests at three instances, then at two, and as many whole ones.
     world.facts.note("plan", scenario="half", calls=sessions * (3 + 2) * (len(SIZES) + 1))
     owner, other, third = world.nodes
     opened = [await world.session(owner.endpoint) for _ in range(sessions)]
     await asyncio.gather(*(_halves(world, session, [owner, other, third], short, DIRECT) for session in opened))
-    # The owner leaves. The first request of the session at another instance is then a half one.
+    # The owner leaves, so that the session's first request at another instance is half a request.
     await owner.leave()
     try:
         await asyncio.gather(*(_halves(world, session, [other, third], short, 0) for session in opened))
@@ -38,7 +38,7 @@ async def play(world, short):
 
 
 async def _halves(world, session, nodes, short, direct):
-    """Sends half requests of each size to these instances, and a whole one to each beside them."""
+    """Sends these instances half requests of each size, and each of them a whole one as well."""
     halves = [Call(session, "half", "half", filler="." * size) for _ in nodes for size in SIZES]
     endpoints = [node.endpoint for node in nodes for _ in SIZES]
     limit = BODY_IDLE + 2 * BODY_IDLE_DETECTION
@@ -55,7 +55,7 @@ async def _halves(world, session, nodes, short, direct):
 
 
 async def _whole(world, session, endpoint):
-    """Makes a whole call, and checks that it is answered in time."""
+    """Makes a whole call and checks that it is answered in time."""
     call = Call(session, "half", "stay")
     begun = asyncio.get_running_loop().time()
     try:

@@ -1,4 +1,4 @@
-"""A cancel, a DELETE, and answers to requests of the tool, all through an instance that is not the owner."""
+"""A cancel, a DELETE, and answers to the tool's requests, all through an instance that is not the owner."""
 
 import asyncio
 

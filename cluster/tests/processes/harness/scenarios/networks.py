@@ -6,11 +6,11 @@ from ..world import GRACE
 
 SECONDS = 30
 SHORT = 8
-# Maximum time of an orphan after the network has recovered, beyond its grace, with a margin.
+# How much longer than its grace an orphan may take after the network has recovered, with a margin.
 LATE = 6.0
 GROUPS = 2
 CALLS = 6
-# The silent links, and whether the first instance then has no directory.
+# The silenced links, and whether they cut the first instance off from the directory.
 OUTAGES = [([("a", "redis")], True), ([("a", "b")], False), ([("a", "redis"), ("b", "redis"), ("c", "redis")], True)]
 
 
@@ -36,7 +36,7 @@ async def _outage(world, links, is_directory_cut, seconds):
         for call in (resumed, abandoned):
             call.cut()
         abandoned_relayed.cut()
-    # Through any instance that accepts the client. The call may belong to an instance that cannot.
+    # Through any instance that accepts the client. The call's own instance might not be able to.
     resumes = [asyncio.create_task(_resume(world, calls[2])) for calls in groups]
     await asyncio.sleep(seconds)
     for name, other in links:
@@ -59,7 +59,8 @@ async def _outage(world, links, is_directory_cut, seconds):
 
 
 async def _begin(world):
-    """Calls of sessions of the first instance: of clients that stay connected, that resume, and that disconnect for good."""
+    """Begins calls in sessions on the first instance, with clients that stay connected, that resume, and that
+    disconnect for good."""
     a, b, c = (node.endpoint for node in world.nodes)
     return [
         await world.call("networks", "stay", a),

@@ -1,11 +1,11 @@
-"""The owner is killed in the middle of calls. Their clients are notified, receive answers that were retained before,
-and continue their sessions at other instances."""
+"""The owner is killed mid-call. Its clients are notified, receive answers that had already been retained, and continue
+their sessions at other instances."""
 
 import asyncio
 
 KILLS = 50
 SHORT = 4
-# Numbers of calls at each kill.
+# The numbers of calls at each kill.
 LOST, KEPT, NEXT, OWNERS = 3, 1, 4, 3
 
 
@@ -24,7 +24,7 @@ async def _kill(world, number):
     kept.cut()
     await asyncio.sleep(0.1)
     await world.release_until_ended(kept)
-    # Time until the directory has the answer.
+    # Gives the directory time to get the answer.
     await asyncio.sleep(0.3)
     await owner.kill()
     try:
@@ -42,7 +42,8 @@ async def _kill(world, number):
 
 async def _lost(world, number, turn, call):
     if (number + turn) % 2:
-        # The session continues before the client resumes the call. The same stream numbers then belong to another call.
+        # The session continues before the client resumes the call, so the same stream numbers then belong to another
+        # call.
         call.cut()
         await _call_again(world, call.session)
     else:

@@ -1,4 +1,4 @@
-"""The instance that relays a call is killed. The owner is not."""
+"""The instance that relays a call is killed, but not the owner."""
 
 import asyncio
 

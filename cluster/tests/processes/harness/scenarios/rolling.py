@@ -1,7 +1,7 @@
-"""All instances are restarted, one after the other, while clients make calls that are shorter than a drain.
+"""All instances are restarted, one after another, while clients make calls that are shorter than a drain.
 
-Each instance is first taken out of the balancer. The kernel resets connections that reach a listener while it is being
-closed, which no program can prevent.
+Each instance is first taken out of the balancer, because the kernel resets connections that reach a listener while it
+is being closed, which no program can prevent.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ RESTARTS = 10
 SHORT = 1
 CLIENTS = 12
 LONGEST = 1.0
-# Minimum number of calls of each client during a restart.
+# How many calls each client makes at least during a restart.
 CALLS = 3
-# Pause between two instances, because HAProxy detects a restarted one within 200 ms.
+# Pause between two instances, because HAProxy takes up to 200 ms to detect one that has been restarted.
 PAUSE = 0.5
-# Maximum time until a connection that the balancer has started arrives.
+# How long a connection that the balancer has started can take to arrive.
 TRANSIT_TIME = 0.1
 
 assert LONGEST < DRAIN
@@ -49,7 +49,7 @@ async def play(world, short):
 
 
 async def _work(world, session, over, dice):
-    """Makes one call after the other in one session. Returns their number."""
+    """Makes one call after another in one session, and returns how many."""
     calls = 0
     while not over.is_set():
         calls += 1

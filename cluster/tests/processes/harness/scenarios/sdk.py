@@ -1,6 +1,6 @@
-"""Real SDKs, through any instances that the balancer selects. They are cut off once and twice, before the answer,
-within it and after it, and resume by themselves. They are silent for longer than a grace, call a tool that answers
-at once, cancel, and delete their sessions. Finally their processes are killed."""
+"""Real SDKs, through whichever instances the balancer selects. They are cut off once or twice, before the answer,
+within it and after it, and resume by themselves. They are silent for longer than a grace, call a tool that answers at
+once, cancel, and delete their sessions. In the end their processes are killed."""
 
 import asyncio
 from typing import Awaitable, Callable, NamedTuple
@@ -10,10 +10,10 @@ from matrix.scenarios import late, none, in_transit, one, two
 from ..sdk import SdkCall, program, sdks
 from ..world import GRACE
 
-# Sessions of each SDK for each variant, and those whose process is killed.
+# Sessions per SDK for each variant, and those whose process is killed.
 EACH, KILLED = 10, 10
 SHORT_EACH, SHORT_KILLED = 2, 4
-# Concurrent sessions of each SDK, because a Python client that opens many delays those that must resume.
+# Concurrent sessions per SDK, because a Python client that opens many delays those that have to resume.
 AT_A_TIME = 5
 
 
@@ -38,7 +38,7 @@ async def delete(call):
 
 
 class Variant(NamedTuple):
-    """What happens to a call, and the arguments of the tool."""
+    """What happens to a call, and the tool's arguments."""
 
     play: Callable[[SdkCall], Awaitable[None]]
     asks: dict
@@ -94,7 +94,7 @@ async def _run(process, call, variant, turns):
 
 
 async def _killed(world, client, number):
-    """Every other client was cut off before and has resumed."""
+    """Kills clients mid-call, half of which have already been cut off and have resumed."""
     calls = [SdkCall(world, client, "abandoned", "killed") for _ in range(number)]
     process = program(world, client, calls, f"{client.key}-killed")
     await process.start("ready")

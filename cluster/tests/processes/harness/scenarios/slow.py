@@ -1,5 +1,5 @@
-"""Redis is slow, with a latency of 300 ms. Clients have calls on one instance. The balancer cuts off all of them at
-once, and they resume through another instance, as `Retry-After` requires if they are refused."""
+"""Redis is slow, with a latency of 300 ms. Clients have calls on one instance until the balancer cuts them all off at
+once. They resume through another instance, and wait as long as `Retry-After` asks if they are refused."""
 
 import asyncio
 import random
@@ -13,11 +13,12 @@ SHORT_DELAYS = [0.3]
 CALLS = 600
 SHORT = 150
 AT_A_TIME = 50
-# Latest resume after the cut. Half of the clients resume at once, the others at times up to the end of the grace.
+# The latest resume after the cut. Half of the clients resume at once, and the others at times up to the end of the
+# grace.
 LAST = GRACE - 0.05
-# At the end, the owner of one of this number of sessions is checked.
+# At the end, the owner of one in this many sessions is checked.
 EACH = 25
-# HAProxy detects within 200 ms that an instance has returned.
+# HAProxy takes up to 200 ms to detect that an instance is back.
 DETECTION_TIME = 0.5
 
 
@@ -61,7 +62,7 @@ async def _storm(world, number):
         await world.balancer.take_out(node)
     try:
         turns, dice = asyncio.Semaphore(AT_A_TIME), random.Random(3)
-        # No instance cancels a call before it has known the directory to be consistent for that time.
+        # No instance cancels a call before it has known the directory to be consistent for this long.
         proved = asyncio.create_task(asyncio.sleep(LEASE))
         calls = await asyncio.gather(*(_begin(world, turns) for _ in range(number)))
         await world.balancer.put_back(other)
@@ -70,7 +71,7 @@ async def _storm(world, number):
         await world.balancer.take_out(owner)
         await world.balancer.cut(owner)
         pauses = [max(0.0, dice.uniform(-LAST, LAST)) for _ in calls]
-        await asyncio.gather(*(_resume(world, turn, *of) for turn, of in enumerate(zip(calls, pauses))))
+        await asyncio.gather(*(_resume(world, turn, *pair) for turn, pair in enumerate(zip(calls, pauses))))
         endpoints = [node.endpoint for node in world.nodes]
         whose = [call.session.whose(endpoint, f"after {call.tag}") for call in calls[::EACH] for endpoint in endpoints]
         await asyncio.gather(*whose)

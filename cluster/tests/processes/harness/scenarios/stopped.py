@@ -1,8 +1,8 @@
-"""The owner is stopped and continues: once while the other instances wait for it, and once after they have claimed its
-sessions.
+"""The owner is stopped and continued: once while the other instances are waiting for it, and once after they have
+claimed its sessions.
 
-In the second case requests wait in the owner's sockets in the meantime: calls and resumes of clients, relayed calls, and
-the second halves of calls whose first half had arrived before. None of them starts where the session no longer
+In the second case, requests have been waiting in the owner's sockets: client calls and resumes, relayed calls, and the
+second halves of calls whose first half had already arrived. None of them may start where the session no longer
 exists."""
 
 import asyncio
@@ -11,16 +11,16 @@ import signal
 from ..client import TIMEOUT, Call
 from ..wire import Broken, Response
 
-# An instance waits 10 s for the head of a relayed GET, and the other requests wait as well. Then it gives up.
+# An instance waits 10 s for the head of a relayed GET, with the other requests waiting as well, before it gives up.
 STOPS = {9: "resumes", 10: "either", 14: "given_up"}
 SHORT = {9: "resumes", 12: "given_up"}
 GROUPS = 3
 CALLS = 3
-# Number of further calls that wait in the owner's sockets if it is given up.
+# How many more calls wait in the owner's sockets if it is given up.
 LATE = 3
-# A relayed call waits there for less than 10 s, until the owner continues.
+# A relayed call waits there for less than 10 s until the owner continues.
 RELAYED_BEFORE = 5.0
-# Time until a request has reached the owner.
+# How long a request takes to reach the owner.
 ARRIVED = 0.3
 
 
@@ -58,7 +58,7 @@ async def _stop(world, number, seconds, story):
         waiting += [*looks, *asking]
         waiting += [asyncio.create_task(call.ask(owner.endpoint, until_started=False)) for call in late[0::CALLS]]
         waiting += [asyncio.create_task(call.resume(owner.endpoint)) for call in cut]
-        # The signal takes effect after a moment.
+        # The signal takes a moment to take effect.
         await asyncio.sleep(ARRIVED)
         rest.set()
         await asyncio.sleep(seconds - ARRIVED - RELAYED_BEFORE)
@@ -79,7 +79,7 @@ async def _stop(world, number, seconds, story):
 
 
 async def _look(session, endpoint):
-    """Opens a stream of the session. Returns the status, 0 for none."""
+    """Opens a stream in the session and returns the status, or 0 if there is none."""
     status = 0
     try:
         response = await Response.open(endpoint, "GET", session.headers())

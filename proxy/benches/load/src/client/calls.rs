@@ -1,4 +1,4 @@
-//! Clients that make one call after the other.
+//! Clients that make one call after another.
 
 use std::{
     rc::Rc,
@@ -19,7 +19,7 @@ use super::{
     text,
 };
 
-/// Number of uncounted calls of each client.
+/// How many of each client's calls are not counted.
 const WARM_UP: usize = 20;
 
 enum Client {
@@ -27,7 +27,7 @@ enum Client {
     Pipe(Pipe),
 }
 
-/// Prints the calls per second, and the median and the 99th percentile of the latency in µs.
+/// Prints the calls per second, and the median and 99th percentile of the latency in µs.
 pub(crate) async fn run(target: &str, clients: usize, seconds: f64) -> Result<()> {
     let time = Duration::from_secs_f64(seconds);
     let local = LocalSet::new();
@@ -40,8 +40,8 @@ pub(crate) async fn run(target: &str, clients: usize, seconds: f64) -> Result<()
                 tasks.spawn_local(client.work(number, ready.clone(), time));
             }
             let mut latencies = Vec::new();
-            while let Some(latencies_of_client) = tasks.join_next().await {
-                latencies.extend(latencies_of_client??);
+            while let Some(client_latencies) = tasks.join_next().await {
+                latencies.extend(client_latencies??);
             }
             anyhow::Ok(latencies)
         })
@@ -69,9 +69,9 @@ impl Client {
         })
     }
 
-    /// Makes calls for this time, after a warm-up and once all clients are ready. Then ends the session.
+    /// Makes calls for this long, after a warm-up and once all clients are ready, and then ends the session.
     ///
-    /// Returns the duration of each call.
+    /// Returns each call's duration.
     async fn work(
         mut self,
         number: usize,

@@ -7,27 +7,27 @@ use serde_json::json;
 
 use super::{call, http::Session};
 
-/// Maximum time until a response starts: 2 s. Some servers send the head with the answer only.
+/// How long a response may take to start. Some servers do not send the head until they have the answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time for the other responses if one did not start in that time: 50 ms.
+/// How long the other responses may take once one has not started in that time.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// The size of the flood.
 #[derive(Clone, Copy)]
 pub(crate) struct Flood {
     pub(crate) sessions: usize,
-    /// Number of calls of each session.
+    /// The number of calls per session.
     pub(crate) calls: usize,
-    /// Number of events of each call.
+    /// The number of events per call.
     pub(crate) events: usize,
-    /// Size of each event.
+    /// The size of each event.
     pub(crate) bytes: usize,
 }
 
-/// Makes all calls and prints the number of those that were refused.
+/// Makes all calls and prints how many of them were refused.
 ///
-/// Disconnects every second of the others. Keeps the rest unread until the end of stdin.
+/// Half of the others are disconnected at once, and the rest are left unread until stdin ends.
 pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
     let mut unread = Vec::new();
     let (mut refused, mut limit) = (0, TIMEOUT);
@@ -46,7 +46,7 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
                     if !has_started {
                         limit = SHORT;
                     }
-                    // The connection of the other half is dropped.
+                    // The other half are disconnected by being dropped.
                     if id % 2 == 0 {
                         unread.push(connection);
                     }

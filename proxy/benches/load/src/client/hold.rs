@@ -1,4 +1,4 @@
-//! Idle connections: with a call in flight, or after one.
+//! Idle connections, with a call in flight or after one.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::{
     text,
 };
 
-/// Maximum time until a response starts: 2 s.
+/// How long a response may take to start.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Makes all calls and prints the number of responses that have started.
+/// Makes all calls and prints how many responses have started.
 ///
-/// Keeps the connections until the end of stdin. After `echo`, a line on stdin starts a `hold` on the same connections,
-/// and the number of responses that have started is printed again.
+/// Keeps the connections until stdin ends. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of
+/// responses that have started is printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
     let (mut started, mut limit) = (0, TIMEOUT);
@@ -51,11 +51,13 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
     super::until_stdin_ends().await
 }
 
-/// Starts a call that is never answered. Returns 1 if its stream has started in time, else 0.
+/// Starts a call that is never answered.
+///
+/// Returns 1 if its stream has started in time, and 0 otherwise.
 async fn hold(connection: &mut Connection, id: usize, limit: &mut Duration) -> Result<usize> {
     let has_started = connection.open(&call(id, "hold", "{}"), *limit).await?;
     if !has_started {
-        // Some servers send the head with the answer only. Then the other responses are not waited for.
+        // Some servers do not send the head until they have the answer. In that case, do not wait for the other responses.
         *limit = Duration::ZERO;
     }
     Ok(has_started.into())

@@ -21,17 +21,17 @@ use tokio::{
 
 use super::{INITIALIZED, REVISION, initialize};
 
-/// Timeout of every operation: 30 s. All take less.
+/// The timeout for every operation, all of which take less.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
+/// The receive buffer of a client that does not read, so that the kernel buffers little for it.
 const SMALL: u32 = 4 << 10;
 
-/// The address and the header fields of a session.
+/// A session's address and header fields.
 #[derive(Clone)]
 pub(super) struct Session {
     addr: SocketAddr,
-    /// The header fields of each request.
+    /// The header fields sent with each request.
     headers: String,
     path: String,
 }
@@ -43,7 +43,7 @@ pub(super) struct Connection {
     body: Vec<u8>,
 }
 
-/// The response to a call, and the time until the awaited text.
+/// The response to a call, and how long the awaited text took to arrive.
 pub(super) struct CallResponse {
     pub(super) after: Duration,
     pub(super) status: u16,
@@ -53,7 +53,7 @@ pub(super) struct CallResponse {
 // === impl Session ===
 
 impl Session {
-    /// Opens a session at this URL. Returns it with the connection that was used.
+    /// Opens a session at this URL, and returns it with the connection that was used.
     pub(super) async fn begin(url: &str) -> Result<(Self, Connection)> {
         let url: Uri = url.parse()?;
         let authority = url.authority().context("no host in the URL")?.as_str();
@@ -143,7 +143,7 @@ impl Connection {
         timeout(TIMEOUT, called).await?
     }
 
-    /// Sends a message and waits for the head of its response, for at most `limit`.
+    /// Sends a message and waits up to `limit` for its response head.
     ///
     /// Returns `false` if the head does not arrive in time.
     ///

@@ -1,4 +1,4 @@
-//! Hand-written clients, whose cost is small compared with what they measure.
+//! Hand-written clients, whose cost is small compared to what they measure.
 
 use anyhow::Result;
 use tokio::io::AsyncReadExt as _;
@@ -10,7 +10,7 @@ mod http;
 mod pipe;
 pub(crate) mod upstream;
 
-/// The requested revision.
+/// The revision that clients request.
 const REVISION: &str = "2025-11-25";
 
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
@@ -21,14 +21,14 @@ fn initialize() -> String {
     )
 }
 
-/// Returns a call of a tool with these arguments. Its id is also its progress token.
+/// Returns a call of a tool with these arguments, whose id is also its progress token.
 fn call(id: usize, tool: &str, arguments: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#
     )
 }
 
-/// Returns the text of a call: 100 B that differ from those of every other call.
+/// Returns the text for a call: 100 B that differ from those of every other call.
 fn text(client: usize, call: usize) -> String {
     format!("{:x<100}", format!("client {client} call {call} "))
 }
@@ -38,7 +38,7 @@ fn echo(id: usize, text: &str) -> String {
     call(id, "echo", &format!(r#"{{"text":"{text}"}}"#))
 }
 
-/// Waits for an empty line on stdin. Returns `false` at the end of stdin.
+/// Waits for an empty line on stdin. Returns `false` if stdin ends instead.
 async fn read_line() -> bool {
     matches!(tokio::io::stdin().read_u8().await, Ok(b'\n'))
 }

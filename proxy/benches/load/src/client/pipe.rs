@@ -1,4 +1,4 @@
-//! The server on a pipe without a proxy, as the reference for a bridge.
+//! The server on a pipe without a proxy, as a baseline for bridges.
 
 use std::{
     env,
@@ -44,7 +44,9 @@ impl Pipe {
         Ok(pipe)
     }
 
-    /// Sends a request and reads the next line, which must contain `awaited`. Returns the duration.
+    /// Sends a request and reads the next line, which must contain `awaited`.
+    ///
+    /// Returns how long that took.
     pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Duration> {
         let started = Instant::now();
         self.send(message).await?;

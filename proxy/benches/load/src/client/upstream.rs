@@ -1,5 +1,4 @@
-//! The memory of a connection to a server in a program that does nothing else. It uses hyper's client, as the proxy
-//! does.
+//! The memory that a connection to a server takes in a program that does nothing else. Like the proxy, it uses hyper's client.
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use super::call;
 
 /// Makes one call that is never answered, and `calls` more after a line on stdin.
 ///
-/// Prints the number of streams that have started each time, and keeps them until the end of stdin.
+/// Each time, it prints how many streams have started, and keeps them until stdin ends.
 pub(crate) async fn run(url: &str, calls: usize) -> Result<()> {
     let client = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -1,5 +1,5 @@
-//! The server over HTTP. It sends events in sessions, without event ids, as most servers do. Head, event and end are
-//! written at once. No upstream answers faster, so the upstream never makes a proxy look slower.
+//! The server over HTTP. Like most servers, it sends events in sessions, without event ids. Head, event and end are written at once. No
+//! upstream could answer faster, so the upstream never makes a proxy look slower.
 
 use std::{
     io::Write as _,
@@ -32,7 +32,7 @@ pub(crate) async fn serve() -> Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        // An error of one connection does not affect the others.
+        // An error on one connection does not affect the others.
         tokio::spawn(connection(stream));
     }
 }
@@ -49,7 +49,7 @@ async fn connection(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Returns the line of the next request and its body, or `None` if the client closed first.
+/// Returns the next request's line and body, or `None` if the client has closed the connection first.
 async fn request(
     stream: &mut TcpStream,
     received: &mut BytesMut,
@@ -77,7 +77,7 @@ async fn answer(stream: &mut TcpStream, body: &[u8]) -> Result<()> {
         Answer::None => respond_without_body(stream, "202 Accepted").await,
         Answer::Never => {
             stream.write_all(format!("{STREAM}\r\n").as_bytes()).await?;
-            // Returns when the client closes.
+            // Returns when the client closes the connection.
             stream.readable().await.context("a held call")?;
             Ok(())
         }
@@ -109,7 +109,7 @@ async fn respond_without_body(stream: &mut TcpStream, status: &str) -> Result<()
     Ok(stream.write_all(response.as_bytes()).await?)
 }
 
-/// Adds an event as a chunk.
+/// Appends an event as a chunk.
 fn chunk(to: &mut Vec<u8>, line: &str) -> Result<()> {
     let around = "data: ".len() + "\n\n".len();
     Ok(write!(

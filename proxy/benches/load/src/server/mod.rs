@@ -1,5 +1,6 @@
-//! A server with three tools: `echo` returns its text, `hold` never answers, and `flood` sends progress before its
-//! answer.
+//! A server with three tools.
+//!
+//! `echo` returns its text, `hold` never answers, and `flood` sends progress before its answer.
 
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
@@ -11,11 +12,11 @@ pub(crate) mod stdio;
 pub(crate) enum Answer {
     /// The message is not a request.
     None,
-    /// A request that is never answered.
+    /// The request is never answered.
     Never,
-    /// One line, without its end.
+    /// One line, without its line break.
     Line(String),
-    /// Lines until the answer.
+    /// Several lines, the last of which is the answer.
     Lines(Flood),
 }
 

@@ -1,4 +1,4 @@
-//! The server on stdin and stdout, one message a line.
+//! The server on stdin and stdout, with one message per line.
 
 use std::io::{self, BufRead as _, StdoutLock, Write as _};
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::Answer;
 
-/// Serves until the end of stdin.
+/// Serves until stdin ends.
 pub(crate) fn serve() -> Result<()> {
     let (mut stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
     let mut line = Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Writes each line at once, with its end.
+/// Writes each line at once, along with its line break.
 fn write_line(stdout: &mut StdoutLock<'_>, mut line: String) -> io::Result<()> {
     line.push('\n');
     stdout.write_all(line.as_bytes())
