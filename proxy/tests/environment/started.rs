@@ -8,7 +8,7 @@ use std::{
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU16, AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     thread,
     time::Duration,
@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    support::{Connection, Mcp, Program, Request, within},
+    support::{Connection, Mcp, Program, Request, free_address, within},
     table::Phase,
 };
 
@@ -415,22 +415,6 @@ impl Drop for Started {
         let _ = self.program.kill();
         let _ = self.program.wait();
         let _ = fs::remove_file(&self.tool_log);
-    }
-}
-
-/// Returns an address with a free port.
-///
-/// Port 0 would not do, because some tests cannot read the chosen port from the log. The kernel assigns no ports below 32,768 to
-/// connections, so this one is still free when the program starts to listen.
-fn free_address() -> SocketAddr {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");
-    loop {
-        let port = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let addr = SocketAddr::from(([127, 0, 0, 1], port));
-        if std::net::TcpListener::bind(addr).is_ok() {
-            return addr;
-        }
     }
 }
 

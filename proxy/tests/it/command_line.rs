@@ -257,14 +257,6 @@ async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
 
 #[test]
 fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
-    let free = || {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        listener
-            .local_addr()
-            .expect("an address")
-            .port()
-            .to_string()
-    };
     for pattern in [
         "--listen=P",
         "--listen=:P",
@@ -272,7 +264,7 @@ fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
         "--port=P",
         "--host=localhost --port=P",
     ] {
-        let port = free();
+        let port = free_address().port().to_string();
         let mut command = Program::command(&[UPSTREAM]);
         command.args(pattern.replace('P', &port).split(' '));
         let line = Program::start(command).line();
@@ -284,7 +276,7 @@ fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
     // Either flag overrides the part of the address that it sets.
     let file = File::new("port", "port = 1\nhost = \"127.0.0.2\"\n");
     for (option, ip) in [("--listen", "127.0.0.1"), ("--port", "127.0.0.2")] {
-        let port = free();
+        let port = free_address().port().to_string();
         let args = [UPSTREAM, &file.option(), option, &port];
         let line = Program::start(Program::command(&args)).line();
         assert!(line.contains(&format!("http://{ip}:{port}/")), "{line}");

@@ -1,6 +1,10 @@
 //! Code shared by the tests: the proxy, in this process or as a program, and a server behind it.
 
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicU16, Ordering},
+    time::Duration,
+};
 
 mod program;
 mod proxy;
@@ -48,4 +52,20 @@ pub(crate) fn post(body: &str) -> Request {
         .header("content-type", "application/json")
         .header("accept", "application/json, text/event-stream")
         .body(body.to_owned())
+}
+
+/// Returns a loopback address with a free port.
+///
+/// Port 0 would not do, because some tests cannot read the chosen port from the log. The kernel assigns no ports below 32,768 to
+/// connections, so this one is still free when the program starts to listen.
+pub(crate) fn free_address() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");
+    loop {
+        let port = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        if std::net::TcpListener::bind(addr).is_ok() {
+            return addr;
+        }
+    }
 }

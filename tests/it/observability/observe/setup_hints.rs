@@ -147,7 +147,7 @@ async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_
     }
     let logged = lines.of_layer().remove(0);
     for part in [
-        "after the grace (20 s or more by default) the call is cancelled",
+        "once the grace has passed (20 s or more by default), the call is cancelled",
         "CancelOnDisconnectLayer::grace",
         "Grace::Immediate",
     ] {
