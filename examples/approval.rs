@@ -5,7 +5,7 @@
 //! cargo run --example approval
 //! ```
 //!
-//! The policy in [`serve`] takes care of both, with an hour's grace for a resume, and `supersede`.
+//! The policy in [`serve`] takes care of both, with an hour's grace period for a resume, and `supersede`.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 

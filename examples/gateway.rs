@@ -5,7 +5,7 @@
 //! cargo run --example gateway
 //! ```
 //!
-//! A gateway needs [`call_downstream`], which forwards a cancel of its own call to the request that it has made.
+//! A gateway needs [`call_downstream`], which forwards a cancellation of its own call to the request that it has made.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 

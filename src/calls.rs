@@ -70,7 +70,7 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// Number of calls that ended without a cancel while the drain was waiting.
+    /// Number of calls that ended without a cancellation while the drain was waiting.
     ///
     /// A call that was cancelled in the meantime, whether by its client or for any other reason, does not count.
     pub ended: usize,
@@ -234,8 +234,9 @@ impl Calls {
     /// # Cancel safety
     ///
     /// A drain that is dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case
-    /// the cancels are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining calls, the
-    /// others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it was waiting.
+    /// the cancellations are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining
+    /// calls, the others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancellation while
+    /// it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {

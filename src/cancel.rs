@@ -1,4 +1,4 @@
-//! The interface for injecting a cancel into a server.
+//! The interface for injecting a cancellation into a server.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -6,13 +6,13 @@ use http::StatusCode;
 
 use crate::call::{CallInfo, CancelReason, Scope};
 
-/// A cancel that is on its way to the server.
+/// A cancellation that is on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// A guard that announces a cancel that may follow. While it exists, the call's session is not closed.
+/// A guard that announces a cancellation that may follow. While it exists, the call's session is not closed.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
-/// Injects a cancel into the server that is running a call.
+/// Injects a cancellation into the server that is running a call.
 pub(crate) trait Canceller: Send + Sync {
     /// Returns the scope within which its calls' session ids are unique.
     fn scope(&self) -> Scope;
@@ -32,11 +32,12 @@ pub(crate) trait Canceller: Send + Sync {
         None
     }
 
-    /// Sends the cancel for `call` to the server once. `Ok` means that the server has accepted the message, not that the handler has ended.
+    /// Sends the cancellation for `call` to the server once. `Ok` means that the server has accepted the message, not that the handler has
+    /// ended.
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error for a cancel that was not delivered to the server.
+/// The error for a cancellation that was not delivered to the server.
 ///
 /// The call's [`CallToken`](crate::CallToken) has fired all the same.
 ///
@@ -71,7 +72,7 @@ enum Kind {
 impl CancelError {
     pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
     pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
-    /// The cancel would have hit another call that has reused the id.
+    /// The cancellation would have hit another call that has reused the id.
     pub(crate) const REUSED: Self = Self(Kind::Reused);
 
     pub(crate) fn refused(status: StatusCode) -> Self {
@@ -82,9 +83,9 @@ impl CancelError {
         Self(Kind::Failed(cause.into()))
     }
 
-    /// Returns the status with which the inner service refused the replayed cancel.
+    /// Returns the status with which the inner service refused the replayed cancellation.
     ///
-    /// Returns `None` if the cancel failed for any other reason.
+    /// Returns `None` if the cancellation failed for any other reason.
     pub fn status(&self) -> Option<StatusCode> {
         match self.0 {
             Kind::Refused(status) => Some(status),
@@ -105,7 +106,7 @@ impl CancelError {
         )
     }
 
-    /// Returns `true` if the server did not accept the cancel in time. Its session may be blocked.
+    /// Returns `true` if the server did not accept the cancellation in time. Its session may be blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client has not resumed within its grace, as passed to [`confirm`].
+/// A call whose client has not resumed within its grace period, as passed to [`confirm`].
 ///
 /// [`confirm`]: crate::CancelOnDisconnectLayer::confirm
 ///
@@ -70,7 +70,7 @@ impl<'a> Orphan<'a> {
         self.detachment
     }
 
-    /// Returns the grace that was decided on at the disconnect. Postponements do not change it.
+    /// Returns the grace period that was decided on at the disconnect. Postponements do not change it.
     pub fn grace(&self) -> Duration {
         self.grace
     }

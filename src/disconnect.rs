@@ -1,7 +1,7 @@
 //! What a disconnect means for a call.
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], which a test compares with this module. The other
-//! graces replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times, and
+//! grace periods replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times, and
 //! [`Grace::Immediate`] keeps the whole table for streams that the server has ended.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Cap on the part of a `retry` that counts five times toward a grace. A server may send any value.
+/// Cap on the part of a `retry` that counts five times toward a grace period. A server may send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
 /// Maximum network delay added to `retry`. A `retry` shorter than this is only doubled.
@@ -75,10 +75,10 @@ impl DisconnectAction {
     }
 }
 
-// === impl Grace ===
+// === impl Grace period ===
 
 impl Grace {
-    /// Returns the longest resume window that any action under this grace can have.
+    /// Returns the longest resume window that any action under this grace period can have.
     pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
             Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
@@ -112,7 +112,7 @@ impl Grace {
     }
 }
 
-/// Returns the default grace for a client that can resume.
+/// Returns the default grace period for a client that can resume.
 fn default_grace(retry: Option<Duration>) -> Duration {
     let counted = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * counted + Duration::from_secs(5);

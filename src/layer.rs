@@ -92,7 +92,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) can set another grace.
+    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) can set another grace period.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -111,7 +111,7 @@ impl CancelOnDisconnectLayer {
 
     /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
     ///
-    /// Neither a grace nor [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
+    /// Neither a grace period nor [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
     /// [`Calls::cancel`], [`Calls::drain`], the end of their session, and their client's own `notifications/cancelled`. A subscription
     /// still ends with its stream.
     ///
@@ -179,11 +179,11 @@ impl CancelOnDisconnectLayer {
 
     /// Sets the closure that decides whether an orphan is cancelled, replacing any previous one.
     ///
-    /// An orphan is a call whose client has not resumed within its grace.
+    /// An orphan is a call whose client has not resumed within its grace period.
     ///
-    /// Use this when the decision depends on something outside this process, such as whether the client has resumed on another server.
-    /// The call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure panics, or has not
-    /// decided within 10 s, the call waits for another grace. The closure is not called for calls without a grace, and it does not
+    /// Use this when the decision depends on something outside this process, such as whether the client has resumed on another server. The
+    /// call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure panics, or has not decided
+    /// within 10 s, the call waits for another grace period. The closure is not called for calls without a grace period, and it does not
     /// delay cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.

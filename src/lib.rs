@@ -80,8 +80,8 @@
 //! manager, even a client that resumes late gets its answer, or the error of its cancelled call. When in doubt, nothing is cancelled
 //! (see [`ParseFailure`](observe::ParseFailure)).
 //!
-//! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancel. The default departs from this
-//! only narrowly: it cancels a call if its client cannot resume, or has not resumed within its grace. [`Grace::Never`] follows the
+//! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancellation. The default departs from this
+//! only narrowly: it cancels a call if its client cannot resume, or has not resumed within its grace period. [`Grace::Never`] follows the
 //! specification to the letter. From revision 2026-07-28 on, a disconnect MUST cancel, and by default it does.
 //!
 //! # Runtimes

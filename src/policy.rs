@@ -19,7 +19,7 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call keeps running after its client has disconnected.
 ///
-/// Whatever the grace, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
+/// Whatever the grace period, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
 ///
 /// This is how long the *layer* lets the call run. rmcp 3 itself stops a stateless call's handler as soon as the call's stream is dropped,
 /// unless the call's events are stored.
@@ -51,11 +51,11 @@ pub enum Grace {
     /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
     /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot see a client without a session resume its call from
-    /// an event store, so use another grace for such calls.
+    /// an event store, so use another grace period for such calls.
     After(Duration),
-    /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancel still does.
+    /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancellation still does.
     ///
-    /// Revisions up to 2025-11-25 ask for this (SHOULD NOT), but later ones require a cancel.
+    /// Revisions up to 2025-11-25 ask for this (SHOULD NOT), but later ones require a cancellation.
     Never,
 }
 

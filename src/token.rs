@@ -93,7 +93,7 @@ impl CallToken {
 
     /// Waits until the call is cancelled.
     ///
-    /// Completes at once if it already has been, and never if the call ends without a cancel.
+    /// Completes at once if it already has been, and never if the call ends without a cancellation.
     ///
     /// # Cancel safety
     ///
@@ -104,8 +104,8 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever happens first.
     ///
-    /// On a cancel, the future is dropped before the reason is returned. To make sure that no result is lost, it is first polled once more,
-    /// and if it is ready, its output is returned instead.
+    /// On a cancellation, the future is dropped before the reason is returned. To make sure that no result is lost, it is first polled once
+    /// more, and if it is ready, its output is returned instead.
     ///
     /// Dropping the future drops everything it owns. Whether that also stops work outside the future depends on the kind of work:
     ///
@@ -251,7 +251,7 @@ impl CallToken {
     /// Returns `true` if this request was sent by the layer itself.
     ///
     /// Without a session manager, the layer cancels a call by replaying a `notifications/cancelled` into the inner service. This method
-    /// distinguishes that request from a cancel sent by a client. A replay's own token never fires.
+    /// distinguishes that request from a cancellation sent by a client. A replay's own token never fires.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, http::StatusCode, routing::post};

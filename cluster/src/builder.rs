@@ -233,8 +233,8 @@ impl ClusterBuilder {
     /// Sets the longest time a client may wait before it retries after a 503.
     ///
     /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might be that
-    /// client's. The default is 40 s, which is longer than the official SDKs wait. If a call's grace is longer still, the call waits that
-    /// long instead, because after a 503 a client may also wait as long as the server's `retry`.
+    /// client's. The default is 40 s, which is longer than the official SDKs wait. If a call's grace period is longer still, the call waits
+    /// that long instead, because after a 503 a client may also wait as long as the server's `retry`.
     ///
     /// ```
     /// use std::time::Duration;

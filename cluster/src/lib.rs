@@ -4,7 +4,7 @@
 //! only once there is proof that the client cannot have resumed on another instance.
 //!
 //! Each session is open on one instance, its owner, and the other instances relay its requests there over plain HTTP. That way a resume, a
-//! cancel or an answer to one of the server's own requests reaches the instance that is running the call, on which
+//! cancellation or an answer to one of the server's own requests reaches the instance that is running the call, on which
 //! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey serves only as the directory.
 //! It stores the sessions' owners, the data needed to restore the sessions, and the answers to calls that ended without their clients.
 

@@ -2,17 +2,17 @@
 //!
 //! | the directory | the orphan |
 //! |---|---|
-//! | is not consistent, or has lost consistency during the lookup | waits for another grace |
-//! | has not been consistent for the whole grace and a lease's lifetime | waits until it has been |
-//! | lacks this instance's lease, so it may also have lost other leases and reports | waits for another grace |
-//! | is in a different run than at the last heartbeat, so it may have lost leases and reports | waits for another grace |
+//! | is not consistent, or has lost consistency during the lookup | waits for another grace period |
+//! | has not been consistent for the whole grace period and a lease's lifetime | waits until it has been |
+//! | lacks this instance's lease, so it may also have lost other leases and reports | waits for another grace period |
+//! | is in a different run than at the last heartbeat, so it may have lost leases and reports | waits for another grace period |
 //! | does not answer, or cannot be asked within 5 s because of other orphans | waits for a second |
-//! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace ended | waits for that instance's next one |
-//! | is read less than 1.15 s after the grace ended | waits until then, because an instance that has no lease yet may have turned a client away |
+//! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace period ended | waits for that instance's next one |
+//! | is read less than 1.15 s after the grace period ended | waits until then, because an instance that has no lease yet may have turned a client away |
 //! | has a report that an instance has recently turned a client away | waits until that client's backoff is over |
 //! | records this instance as the session's owner | is cancelled |
 //! | has no record of the session, the leases prove that none exists, and the session is not local | is cancelled |
-//! | records another owner, or otherwise has no record | waits for another grace; the session is written again, which decides its owner |
+//! | records another owner, or otherwise has no record | waits for another grace period; the session is written again, which decides its owner |
 //! | has a tombstone for the session | is cancelled, because its session has been closed |
 
 use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::{
 /// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// Minimum time between the end of a grace and a heartbeat that counts: 2.15 s.
+/// Minimum time between the end of a grace period and a heartbeat that counts: 2.15 s.
 ///
 /// This is measured by the directory's clock. If that has been set back since the heartbeat, the heartbeat appears newer by up to
 /// [`MAX_BACKWARD_CLOCK_STEP`].
@@ -49,12 +49,13 @@ const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of concurrent lookups for orphans.
 ///
-/// They share a connection with the heartbeats, which must not be held up when thousands of graces end at once.
+/// They share a connection with the heartbeats, which must not be held up when thousands of grace periods end at once.
 pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
 /// How long a lookup waits for its turn.
 ///
-/// This has to be shorter than the library's timeout for confirmations, after which the library postpones the cancel by a whole grace.
+/// This has to be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
+/// period.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long until a directory that has not answered is asked again.
@@ -103,7 +104,7 @@ impl OrphanWait {
 
     /// Returns how much longer to wait for a heartbeat from one instance, if at all.
     ///
-    /// The heartbeat must cover all clients that arrived before the grace ended.
+    /// The heartbeat must cover all clients that arrived before the grace period ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
@@ -129,8 +130,8 @@ impl OrphanWait {
     /// `ago` is the time since then.
     fn remaining_since(self, ago: Duration) -> Option<Duration> {
         // Clients that were turned away before the call was detached count as well, because the disconnect may have been detected late. The
-        // margin covers a client that only the next heartbeat will report. If the grace is longer than the backoff, for example because of
-        // a long `retry`, the client may take that long after a 503.
+        // margin covers a client that only the next heartbeat will report. If the grace period is longer than the backoff, for example
+        // because of a long `retry`, the client may take that long after a 503.
         let backoff = self
             .backoff
             .max(self.grace)
@@ -140,7 +141,7 @@ impl OrphanWait {
     }
 }
 
-/// Decides whether a call whose grace has ended may be cancelled.
+/// Decides whether a call whose grace period has ended may be cancelled.
 pub(crate) async fn confirm(
     router: &Router,
     session: SessionHash,
@@ -222,7 +223,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns how much longer a call has to wait if its grace of 20 s ended 4 s ago.
+    /// Returns how much longer a call has to wait if its grace period of 20 s ended 4 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {

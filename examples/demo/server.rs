@@ -22,7 +22,7 @@ pub(crate) enum Setup {
     LayerAndSessionManager,
 }
 
-/// The reconnect delay that the server sends. It is short because the demo's graces are short.
+/// The reconnect delay that the server sends. It is short because the demo's grace periods are short.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// rmcp's mode.
@@ -51,7 +51,7 @@ fn bare_sessions() -> LocalSessionManager {
     sessions
 }
 
-/// Sends a short reconnect delay, because no grace is shorter than that delay.
+/// Sends a short reconnect delay, because no grace period is shorter than that delay.
 fn session_config() -> SessionConfig {
     let mut config = SessionConfig::default();
     config.sse_retry = Some(RETRY);

@@ -18,7 +18,7 @@ use super::raw::{Client, Connection};
 /// The JSON-RPC id of every call. Only their sessions distinguish them.
 pub(crate) const CALL_ID: u32 = 7;
 
-/// How late a cancel may be, because the machine may be busy.
+/// How late a cancellation may be, because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long a client waits to resume, after its disconnect or after the tool has ended.

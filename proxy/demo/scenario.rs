@@ -31,7 +31,7 @@ pub(super) const WORK: Duration = Duration::from_secs(4);
 /// How long a client stays connected before it disconnects.
 const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 
-/// The reconnect delay that the proxy sends, which has to fit the demo's short graces.
+/// The reconnect delay that the proxy sends, which has to fit the demo's short grace periods.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// How long the shutdown may take.

@@ -326,7 +326,7 @@ impl Server {
                 }
                 Ok(()) => self.log("told", label),
                 Err(RecvTimeoutError::Timeout) => worked += step,
-                // The sender has been dropped, so no cancel can follow.
+                // The sender has been dropped, so no cancellation can follow.
                 Err(RecvTimeoutError::Disconnected) => {
                     thread::park_timeout(step);
                     worked += step;

@@ -41,12 +41,12 @@ pub use self::{
 /// Longest reconnect delay that the proxy sends to clients.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// Ratio of the grace to the reconnect delay.
+/// Ratio of the grace period to the reconnect delay.
 ///
 /// A client may need two attempts to resume, and requests take time.
 const RETRY_DIVISOR: u32 = 4;
 
-/// Shortest grace that the proxy accepts without a warning.
+/// Shortest grace period that the proxy accepts without a warning.
 ///
 /// SDKs that have received no `retry` resume after 1 s, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
@@ -87,7 +87,8 @@ pub struct Config {
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that has disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
+    /// How long a call waits for a client that has disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or
+    /// always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
 
@@ -105,7 +106,7 @@ pub struct Config {
     )]
     pub exempt: Vec<String>,
 
-    /// Grace for a single tool, such as report=1h
+    /// Grace period for a single tool, such as report=1h
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
@@ -267,15 +268,15 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay for clients: a quarter of the shortest grace.
+    /// Returns the reconnect delay for clients: a quarter of the shortest grace period.
     ///
-    /// It is at most [`MAX_RETRY`]. The shortest grace determines it, because a client uses the same delay for all its streams.
+    /// It is at most [`MAX_RETRY`]. The shortest grace period determines it, because a client uses the same delay for all its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// Returns the graces that are times, each with its tool, or `None` for the default grace.
+    /// Returns the grace periods that are times, each with its tool, or `None` for the default grace period.
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let tool_graces = self.tool_grace.iter();
         let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));

@@ -4,7 +4,7 @@
 //! 2. Calls may continue for `--drain`. During that time the proxy also waits for clients that are reading kept events, and for
 //!    the calls in `keep_running`. If a disconnected client has an answer waiting, the proxy waits for as long as the client may
 //!    still resume within its reconnect delay. The calls that remain after that are cancelled: their clients get an error, and
-//!    their servers a cancel.
+//!    their servers a cancellation.
 //! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
 //!    has an answer in flight. A GET counts as one once it has a response, and any other request once its head has arrived. In
 //!    the meantime the session processes are stopped, within the rest of `SHUTDOWN_TIMEOUT` or within `MIN_PROCESS_TIMEOUT`,

@@ -67,7 +67,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 
 /// Maximum number of concurrent requests on an HTTP/2 connection.
 ///
-/// This is the maximum number of open calls in a command's session, plus one cancel or answer for each.
+/// This is the maximum number of open calls in a command's session, plus one cancellation or answer for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
 /// How many requests on an HTTP/2 connection may be reset before hyper has accepted them.

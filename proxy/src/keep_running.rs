@@ -1,7 +1,7 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! These are calls to tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats a closed connection
-//! as a cancel of the call, so a task reads the response to such a call until it ends, whether or not the client is still
+//! These are calls to tools in `--exempt`, and calls whose grace period is `never`. A server without sessions treats a closed connection
+//! as a cancellation of the call, so a task reads the response to such a call until it ends, whether or not the client is still
 //! connected. The task only closes the connection early if the call is cancelled for some reason other than a disconnect, or at
 //! the call timeout. A message that the proxy cannot parse might be such a call, so it is handled as one.
 
@@ -41,7 +41,7 @@ use crate::{
     refusal,
 };
 
-/// The configured grace for each tool's calls. Clones share the configuration.
+/// The configured grace period for each tool's calls. Clones share the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
@@ -73,14 +73,14 @@ struct BackgroundCall {
     _guard: BackgroundCallGuard,
 }
 
-// === impl Graces ===
+// === impl Grace periods ===
 
 impl Graces {
     pub(crate) fn new(config: &Config) -> Self {
         Self(Arc::new(config.clone()))
     }
 
-    /// Returns the grace for a tool's calls: its last `--tool-grace`, or else `--grace`.
+    /// Returns the grace period for a tool's calls: its last `--tool-grace`, or else `--grace`.
     pub(crate) fn for_tool(&self, tool: Option<&str>) -> Grace {
         let mut tool_graces = self.0.tool_grace.iter().rev();
         let tool_grace = tool_graces.find(|(name, _)| Some(name.as_str()) == tool);
@@ -237,7 +237,7 @@ impl Drop for BackgroundCallGuard {
 impl BackgroundCall {
     /// Reads the response until it ends, the call is cancelled or the call timeout expires.
     ///
-    /// A cancel that is due to a disconnect is ignored.
+    /// A cancellation that is due to a disconnect is ignored.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
@@ -280,7 +280,7 @@ impl BackgroundCall {
 
 /// Waits until a call is cancelled for a reason other than a disconnect.
 ///
-/// If the layer cannot read a request as a call, the request's token fires at a disconnect whatever the grace.
+/// If the layer cannot read a request as a call, the request's token fires at a disconnect whatever the grace period.
 async fn cancelled_without_disconnect(token: CallToken) {
     token.cancelled().await;
     if token.reason() == Some(CancelReason::ClientDisconnected) {

@@ -282,7 +282,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.for_tool(call.tool()) {
-            // An upstream cancels a call without a session when its connection closes, so a grace would have no effect.
+            // An upstream cancels a call without a session when its connection closes, so a grace period would have no effect.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }

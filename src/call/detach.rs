@@ -64,7 +64,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns the reason for a cancel that does not wait for a resume.
+    /// Returns the reason for a cancellation that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {

@@ -14,15 +14,15 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// The client disconnected or stopped reading, and the call had no grace.
+    /// The client disconnected or stopped reading, and the call had no grace period.
     ClientDisconnected,
-    /// The call was detached, and its client did not resume it within the grace.
+    /// The call was detached, and its client did not resume it within the grace period.
     Orphaned,
     /// The client sent the same call again while this one was detached.
     Superseded,
     /// The call lasted longer than its policy allows.
     TimedOut,
-    /// The server requested the cancel, for example through [`Calls::cancel`](crate::Calls::cancel).
+    /// The server requested the cancellation, for example through [`Calls::cancel`](crate::Calls::cancel).
     Requested,
     /// The server is shutting down: [`Calls::drain`](crate::Calls::drain) was called.
     ShuttingDown,
@@ -59,10 +59,10 @@ pub enum Outcome {
     Cancelled(CancelReason),
     /// The layer gave up on the call for this reason, and its server is not notified.
     ///
-    /// No cancel can be injected, because the call has no session or another request has the same id. In addition, no handler has observed
-    /// the [`CallToken`](crate::CallToken), and the call's revision does not treat closing the stream as a cancel. A server that stops
-    /// calls when their streams are dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any other server,
-    /// the call keeps running.
+    /// No cancellation can be injected, because the call has no session or another request has the same id. In addition, no handler has
+    /// observed the [`CallToken`](crate::CallToken), and the call's revision does not treat closing the stream as a cancellation. A server
+    /// that stops calls when their streams are dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any
+    /// other server, the call keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,

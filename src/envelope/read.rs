@@ -1,7 +1,8 @@
 //! Reads a call's id, method and tool name from a POST body, and nothing else.
 //!
-//! The layer can only turn a disconnect into a cancel if it knows which request was in the body. Most of a body consists of arguments,
-//! which only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
+//! The layer can only turn a disconnect into a cancellation if it knows which request was in the body. Most of a body consists of
+//! arguments, which only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything
+//! else.
 //!
 //! A wrong id would cancel another request's call, whereas an unknown id only means that a call keeps running. Therefore:
 //!

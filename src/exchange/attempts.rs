@@ -80,7 +80,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Done under the state lock, so that from now on, a cancel is deferred until the server has also received this attempt.
+        // Done under the state lock, so that from now on, a cancellation is deferred until the server has also received this attempt.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -166,7 +166,7 @@ impl Exchange {
             let contested = attempts.contested.take_if(|_| attempt != Attempt::Refused);
             let ended = (attempts.in_progress == 0).then(|| mem::take(attempts));
             let ended = ended.map(|attempts| {
-                // If the server never accepted the request, the cancel could hit another call.
+                // If the server never accepted the request, the cancellation could hit another call.
                 let deferred_cancel = attempts.deferred_cancel.filter(|_| attempts.was_accepted);
                 state.dispatch = Dispatch::Done {
                     is_cancelled: deferred_cancel.is_some(),
@@ -197,7 +197,7 @@ impl Exchange {
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id refers to now, so a cancel of one could hit the other.
+            // It is unknown which call the id refers to now, so a cancellation of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key {

@@ -91,7 +91,7 @@ impl Exchange {
     /// From now on, cancels are deferred until the session manager has accepted the request, see
     /// [`on_dispatched`](Self::on_dispatched). Until then, the call does not affect any other call, tracked or not: it supersedes no
     /// call, and an older in-flight call keeps its id. Next, the caller sets whether the call
-    /// [waits for a cancel](Self::set_pending_cancel).
+    /// [waits for a cancellation](Self::set_pending_cancel).
     ///
     /// `initialize` is not tracked, and neither is a call that has no session or an ambiguous session header, is over the limit, or has
     /// already been answered.
@@ -183,7 +183,7 @@ impl Exchange {
 
     /// Binds a call whose body was read before the session manager got the message.
     ///
-    /// A call that has been cancelled in the meantime is still dispatched, and its cancel is sent afterwards. Returns `None` if the
+    /// A call that has been cancelled in the meantime is still dispatched, and its cancellation is sent afterwards. Returns `None` if the
     /// message has a different request id or session than the body.
     #[cold]
     fn rebind(
@@ -199,7 +199,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // From now on, a cancel finds the key under which its server knows the call.
+        // From now on, a cancellation finds the key under which its server knows the call.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -262,7 +262,7 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the call waits for the pending cancel of an older call with the same id.
+    /// Sets whether the call waits for the pending cancellation of an older call with the same id.
     ///
     /// Wakes the cancels that are waiting for this to be known.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {

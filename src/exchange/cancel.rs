@@ -1,11 +1,11 @@
-//! How a call is cancelled: when a cancel ends the call, and which sides it notifies.
+//! How a call is cancelled: when a cancellation ends the call, and which sides it notifies.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
 //! 1. ends the call in its session;
 //! 2. fires the call's token;
 //! 3. reports the end;
-//! 4. sends the error on open streams, if the cancel notifies the client;
+//! 4. sends the error on open streams, if the cancellation notifies the client;
 //! 5. returns the injection that notifies the server, if there is one to send now.
 
 use std::{sync::Arc, time::Duration};
@@ -21,7 +21,7 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// Maximum time for a closing session to accept a cancel.
+/// Maximum time for a closing session to accept a cancellation.
 ///
 /// A session that has ended on its own accepts nothing, and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,25 +33,25 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// When a cancel ends the call.
+/// When a cancellation ends the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.
     InFlight,
     /// The call is detached, no resume is pending, and the call is not marked as maybe resumed.
     Detached,
-    /// The call's grace has expired, and its client has not started to resume since.
+    /// The call's grace period has expired, and its client has not started to resume since.
     ///
     /// If a token is given, it must belong to the current expiry.
     Expired(Option<ExpiryToken>),
 }
 
-/// The sides that a cancel notifies.
+/// The sides that a cancellation notifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NotifiedSides {
     Server,
     ServerAndClient,
-    /// The server has already received the cancel or closed the session.
+    /// The server has already received the cancellation or closed the session.
     Neither,
 }
 
@@ -65,7 +65,7 @@ struct JustCancelled {
 // === impl Cancel ===
 
 impl Cancel {
-    /// Creates a cancel for a call, attached or not, unless it runs as a task. A connected client gets the error.
+    /// Creates a cancellation for a call, attached or not, unless it runs as a task. A connected client gets the error.
     pub(crate) fn now(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -74,7 +74,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel for a call, attached or not, whose session is about to be closed.
+    /// Creates a cancellation for a call, attached or not, whose session is about to be closed.
     pub(super) fn before_close() -> Self {
         Self {
             reason: CancelReason::SessionClosed,
@@ -83,7 +83,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel for a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
+    /// Creates a cancellation for a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
     pub(super) fn lost() -> Self {
         Self {
             reason: CancelReason::ResponseDropped,
@@ -91,9 +91,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel that the server already knows about. The call may be attached or not.
+    /// Creates a cancellation that the server already knows about. The call may be attached or not.
     ///
-    /// The server has received the cancel itself, or has closed the session.
+    /// The server has received the cancellation itself, or has closed the session.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -102,7 +102,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel for a call whose grace has expired.
+    /// Creates a cancellation for a call whose grace period has expired.
     pub(super) fn expired(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -111,7 +111,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel that has been confirmed for this expiry of the call's grace.
+    /// Creates a cancellation that has been confirmed for this expiry of the call's grace period.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -119,7 +119,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel for a detached call that its client has repeated.
+    /// Creates a cancellation for a detached call that its client has repeated.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -128,7 +128,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the call's outcome: `notified_outcome`, unless the cancel notifies neither side.
+    /// Returns the call's outcome: `notified_outcome`, unless the cancellation notifies neither side.
     fn outcome(self, notified_outcome: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -191,7 +191,7 @@ impl Exchange {
 
     /// Cancels a call whose session is being closed.
     ///
-    /// Waits for the server to accept the cancel, for at most [`CLOSE_CANCEL_TIMEOUT`].
+    /// Waits for the server to accept the cancellation, for at most [`CLOSE_CANCEL_TIMEOUT`].
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
@@ -226,7 +226,7 @@ impl Exchange {
                 self.injection(id, cancel.reason, cancelled)
             }
             NotifiedSides::Neither => {
-                // The server may have received the cancel before the call itself.
+                // The server may have received the cancellation before the call itself.
                 if cancel.reason == CancelReason::ClientCancelled {
                     self.defer_cancel(cancel.reason, cancelled);
                 }
@@ -244,7 +244,7 @@ impl Exchange {
             return None;
         }
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one binds it later, the cancel is sent once the server has
+        // No session manager has bound the call yet, so it has no key. If one binds it later, the cancellation is sent once the server has
         // accepted the request.
         let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
@@ -281,10 +281,10 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the cancel reaches code that can stop the call's work.
+    /// Returns `true` if the cancellation reaches code that can stop the call's work.
     ///
     /// The recipient is either code that has the call's token, or the server. The server is notified by an injection, or by the end of
-    /// the stream if its protocol revision defines that as the cancel.
+    /// the stream if its protocol revision defines that as the cancellation.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -295,8 +295,8 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has bound the call yet. If one binds it later, it sends the cancel. Once there is a response head, no
-            // session manager binds the call any more.
+            // No session manager has bound the call yet. If one binds it later, it sends the cancellation. Once there is a response head,
+            // no session manager binds the call any more.
             None => call.session().is_some() && !state.has_head,
         }
     }
@@ -308,7 +308,7 @@ impl Exchange {
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<Injection> {
-        // The guard in `cancelled` keeps the cancel pending until the injection exists.
+        // The guard in `cancelled` keeps the cancellation pending until the injection exists.
         let (cancelled, canceller) = self.defer_cancel(reason, cancelled)?;
         let Some(canceller) = canceller.filter(|_| cancelled.finished.may_cancel_server) else {
             self.release_canceller();
@@ -317,7 +317,7 @@ impl Exchange {
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Defers a cancel while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
+    /// Defers a cancellation while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
     /// Both happen under the same lock, because a session manager may bind the call concurrently.
     fn defer_cancel(

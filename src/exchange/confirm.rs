@@ -1,8 +1,8 @@
 //! Confirming that an orphan may be cancelled, if the layer has a `confirm`.
 //!
-//! 1. The confirmation does not change the call: its client can still resume it, and another cancel can still end it. If either
+//! 1. The confirmation does not change the call: its client can still resume it, and another cancellation can still end it. If either
 //!    happens, the decision has no effect ([`ExpiryToken`]).
-//! 2. If `confirm` panics or times out, or its runtime shuts down, the call is postponed by its grace.
+//! 2. If `confirm` panics or times out, or its runtime shuts down, the call is postponed by its grace period.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels it at once.
 
 use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time for a confirmation, after which the call is postponed by its grace.
+/// Maximum time for a confirmation, after which the call is postponed by its grace period.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Minimum postponement, so that `Postpone(Duration::ZERO)` cannot cause a busy loop.
@@ -29,7 +29,7 @@ const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A pending confirmation, which applies its `decision` when dropped.
 ///
-/// The decision is to postpone by the grace, until the future returned by `confirm` has completed.
+/// The decision is to postpone by the grace period, until the future returned by `confirm` has completed.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,

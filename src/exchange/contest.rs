@@ -1,8 +1,8 @@
 //! Untracked requests that have the same id as an in-flight call.
 //!
-//! A cancel refers to its call by that id, so once the server may have received such a request, a cancel of the call could hit the
-//! request instead. This is why no cancel is injected while the request is in progress. Once the server has accepted the request, the
-//! call is no longer tracked.
+//! A cancellation refers to its call by that id, so once the server may have received such a request, a cancellation of the call could hit
+//! the request instead. This is why no cancellation is injected while the request is in progress. Once the server has accepted the request,
+//! the call is no longer tracked.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::call::{CallId, Key};
 
 /// An untracked request in progress, and the in-flight call with the same id.
 ///
-/// While this exists, no cancel of that call is injected.
+/// While this exists, no cancellation of that call is injected.
 pub(crate) struct Contest {
     older: CallId,
     exchange: Arc<Exchange>,

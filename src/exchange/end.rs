@@ -1,4 +1,4 @@
-//! How a call ends if it is answered, fails or is untracked. For cancels, see [`cancel`](super::cancel).
+//! How a call ends if it is answered, fails or is untracked. For cancellations, see [`cancel`](super::cancel).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What an expired deadline means for a call: a grace, a call timeout, or the time to untrack it.
+//! What an expired deadline means for a call: a grace period, a call timeout, or the time to untrack it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A cancel on its way to the server.
+//! A cancellation on its way to the server.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -12,17 +12,18 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time for the server to accept a cancel, including retries.
+/// Maximum time for the server to accept a cancellation, including retries.
 ///
-/// A session whose client is not reading could delay a cancel indefinitely.
+/// A session whose client is not reading could delay a cancellation indefinitely.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt at a cancel.
+/// Delays before the second and the third attempt at a cancellation.
 ///
-/// By then, a server that is restarting or shedding load often accepts the cancel, and all three attempts fit in [`INJECTION_TIMEOUT`].
+/// By then, a server that is restarting or shedding load often accepts the cancellation, and all three attempts fit in
+/// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The delivery of a cancel. When dropped, it reports the error unless the cancel has been delivered.
+/// The delivery of a cancellation. When dropped, it reports the error unless the cancellation has been delivered.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -32,7 +33,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span and reports a failure. If the server temporarily refuses the cancel, it is retried up to twice.
+    /// Spawns the injection in a span and reports a failure. If the server temporarily refuses the cancellation, it is retried up to twice.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -82,7 +83,7 @@ impl Exchange {
         }
     }
 
-    /// Returns a new injection for the cancel. Returns `None` if no canceller is known or the call was not cancelled.
+    /// Returns a new injection for the cancellation. Returns `None` if no canceller is known or the call was not cancelled.
     fn retry_injection(
         &self,
         id: CallId,
@@ -97,8 +98,8 @@ impl Exchange {
 
     /// Returns `true` if another call has reused this ended call's id and would be hit instead.
     ///
-    /// Waits while the other call has not been accepted yet, because the cancel must still be sent if that call is refused. A call that
-    /// is itself waiting for this cancel does not count.
+    /// Waits while the other call has not been accepted yet, because the cancellation must still be sent if that call is refused. A call
+    /// that is itself waiting for this cancellation does not count.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;

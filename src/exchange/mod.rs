@@ -32,8 +32,8 @@
 //! | `confirm` | whether an orphan may be cancelled, if the layer has a `confirm` |
 //! | `waiting` | when a call is accepted or has ended, for the tasks that wait for it |
 //! | `fire` | how the token fires, and where the clean-ups run |
-//! | `inject` | how the server is notified of a cancel |
-//! | `streams` | how the client is notified of a cancel that it did not request |
+//! | `inject` | how the server is notified of a cancellation |
+//! | `streams` | how the client is notified of a cancellation that it did not request |
 //! | `report` | in which span events are reported |
 //! | `guard` | when a drop or a panic counts as the end of the response |
 //!
@@ -43,8 +43,8 @@
 //!    [`on_dropped`](Exchange::on_dropped) is first.
 //! 2. It has at most one call, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body) from the request body.
-//! 3. A cancel takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry,
-//!    because closing a session waits for in-flight calls and pending cancels.
+//! 3. A cancellation takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry,
+//!    because closing a session waits for in-flight calls and pending cancellations.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call into the
 //!    registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
 //!    this order: the state, the shard, the session entry.

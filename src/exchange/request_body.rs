@@ -25,7 +25,7 @@ pub(super) enum BodyKind {
     Plain,
     /// Certainly or possibly JSON-RPC, but not a tracked call.
     Other,
-    /// The client's own cancel of a call that was in flight at the time. Boxed, because few bodies are one.
+    /// The client's own cancellation of a call that was in flight at the time. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),
     /// A call over the limit. Its contest, if any, lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),

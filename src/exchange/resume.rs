@@ -1,8 +1,8 @@
 //! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
 //!
-//! While the inner service is handling the GET, the expiry of these calls' graces is deferred, but a pending resume keeps a call for at
-//! most `MAX_RESUME_WAIT` (5 s) past the end of its grace. Once the inner service has accepted the resume, the response stream is the
-//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to
+//! While the inner service is handling the GET, the expiry of these calls' grace periods is deferred, but a pending resume keeps a call for
+//! at most `MAX_RESUME_WAIT` (5 s) past the end of its grace period. Once the inner service has accepted the resume, the response stream is
+//! the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to
 //! a resume that it refuses.
 
 use std::{
@@ -93,7 +93,7 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers specify exactly one event. A
+    /// Starts a resume, which defers the expiry of its calls' grace periods. Returns `None` unless the headers specify exactly one event. A
     /// field repeated with the same value counts once, because servers read one of them.
     pub(super) fn begin(
         shared: &LayerShared,
@@ -178,7 +178,7 @@ impl Resume {
         }
     }
 
-    /// Restarts its calls' graces, because the client has been asked to retry later.
+    /// Restarts its calls' grace periods, because the client has been asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held_calls = lock(&self.held_calls).clone();
@@ -187,7 +187,7 @@ impl Resume {
         }
     }
 
-    /// Ends the resume. The graces that it deferred can expire again, unless another resume of their call is pending.
+    /// Ends the resume. The grace periods that it deferred can expire again, unless another resume of their call is pending.
     ///
     /// Can be called more than once.
     pub(super) fn end(&self) {

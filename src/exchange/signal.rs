@@ -1,7 +1,7 @@
 //! An exchange's token, and the hooks that fire with it: linked tokens and clean-ups.
 //!
 //! 1. The token fires once, for a reason. The reason is set first, then the token fires, and then the hooks run.
-//! 2. A clean-up runs once, only after a cancel, on its own task and never inside `Drop`. A panic in one clean-up does not affect the
+//! 2. A clean-up runs once, only after a cancellation, on its own task and never inside `Drop`. A panic in one clean-up does not affect the
 //!    others. Until it has started, another runtime can take it over.
 //! 3. If the call has already been cancelled, a new clean-up runs at once. If it has ended in any other way, a new clean-up never runs.
 //! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped to release what they own.
@@ -73,12 +73,12 @@ impl Signal {
         token
     }
 
-    /// Records that code outside the crate is getting the token, and so may see a cancel.
+    /// Records that code outside the crate is getting the token, and so may see a cancellation.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if code outside the crate may see a cancel.
+    /// Returns `true` if code outside the crate may see a cancellation.
     pub(super) fn is_observed(&self) -> bool {
         if self.is_observed.load(Ordering::Relaxed) {
             return true;

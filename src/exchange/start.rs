@@ -248,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the in-flight call that a client's cancel refers to, whether accepted or not.
+    /// Returns the in-flight call that a client's cancellation refers to, whether accepted or not.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

@@ -78,7 +78,7 @@ pub(super) struct CallRef {
 
 /// What a request may be, judging by its head.
 pub(super) enum RequestKind {
-    /// A POST that may carry a call, or the client's own cancel of one. A POST that is certainly not JSON is `Other`.
+    /// A POST that may carry a call, or the client's own cancellation of one. A POST that is certainly not JSON is `Other`.
     ///
     /// Holds the extensions for its calls, see [`CallInfo::extension`].
     Post(Option<Arc<Extensions>>),
@@ -91,7 +91,7 @@ pub(super) enum RequestKind {
     Listen {
         accepts_events: bool,
     },
-    /// A cancel that the layer itself sends.
+    /// A cancellation that the layer itself sends.
     Replay,
     Other,
 }
@@ -100,7 +100,7 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose graces it keeps from expiring. There are several if the event id is ambiguous.
+    /// The calls whose grace periods it keeps from expiring. There are several if the event id is ambiguous.
     pub(super) held_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
@@ -177,11 +177,11 @@ pub(super) struct Attempts {
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call is waiting for the pending cancel of an older call with its request id.
+/// Whether a call is waiting for the pending cancellation of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// The call is not waiting, so such a cancel would hit it.
+    /// The call is not waiting, so such a cancellation would hit it.
     None = 0,
     /// Not known yet, although the call can already be found.
     Unknown = 1,
@@ -262,7 +262,7 @@ impl Exchange {
         matches!(self.kind, RequestKind::Post(_))
     }
 
-    /// Returns `true` if a cancel may have to be replayed into the inner service.
+    /// Returns `true` if a cancellation may have to be replayed into the inner service.
     ///
     /// This is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {

@@ -13,7 +13,7 @@ const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 // === impl Exchange ===
 
 impl Exchange {
-    /// Waits until a call is accepted, has ended, or is itself waiting for a pending cancel.
+    /// Waits until a call is accepted, has ended, or is itself waiting for a pending cancellation.
     pub(super) async fn wait_until_accepted_or_ended(&self, id: CallId) {
         let is_unaccepted = |session: &mut SessionState| session.is_unaccepted(id);
         self.wait_until(|| match self.pending_cancel() {

@@ -108,7 +108,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.hasher.hash_one(request.to_string())
     }
 
-    /// Handles a cancel that the client has sent and the manager has accepted.
+    /// Handles a cancellation that the client has sent and the manager has accepted.
     ///
     /// Does nothing if `target` has ended in the meantime, even if another call has reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {

@@ -110,7 +110,7 @@ where
 // === impl ManagerInner ===
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Submits a request to the inner manager once any pending cancel that would hit it is done.
+    /// Submits a request to the inner manager once any pending cancellation that would hit it is done.
     ///
     /// Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(

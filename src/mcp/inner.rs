@@ -53,7 +53,7 @@ pub(super) struct ManagerInner<M> {
     pub(super) serve_tasks: Arc<ServeTasks>,
     /// The manager's own timer, because idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
-    /// Whether a call has ever been cancelled. Until one has, tracked calls do not look for pending cancels.
+    /// Whether a call has ever been cancelled. Until one has, tracked calls do not look for pending cancellations.
     has_cancelled: AtomicBool,
     /// The registry of the first layer that has passed a call to this manager.
     ///
@@ -131,7 +131,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels in-flight calls, removes retained ones, and waits for pending cancels.
+    /// Cancels in-flight calls, removes retained ones, and waits for pending cancellations.
     ///
     /// This is necessary because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
@@ -156,7 +156,7 @@ impl<M> ManagerInner<M> {
 
     /// Suppresses the messages that a cancelled call is still sending.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the session entry's lock orders the accesses: a cancel takes it after this store, a new call before
+        // Relaxed, because the session entry's lock orders the accesses: a cancellation takes it after this store, a new call before
         // its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(found) = self.sessions.find(session) else {
@@ -191,7 +191,7 @@ impl<M> ManagerInner<M> {
             return Some(false);
         };
         match exchange.pending_cancel() {
-            // The other call is waiting for this cancel.
+            // The other call is waiting for this cancellation.
             PendingCancel::Awaited => Some(false),
             PendingCancel::Unknown => None,
             PendingCancel::None if exchange.is_accepted(other) => Some(true),
@@ -199,7 +199,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns a new call's session if a cancel with the call's id is pending. The call must wait for that cancel.
+    /// Returns a new call's session if a cancellation with the call's id is pending. The call must wait for that cancellation.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -211,9 +211,9 @@ impl<M> ManagerInner<M> {
         self.find_pending_cancel(session, request)
     }
 
-    /// Returns an untracked call's session if a cancel with the call's id is pending.
+    /// Returns an untracked call's session if a cancellation with the call's id is pending.
     ///
-    /// A cancel cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so
+    /// A cancellation cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so
     /// this check must run after that call has been looked up.
     pub(super) fn find_pending_cancel(
         &self,
@@ -410,8 +410,8 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancel first becomes pending and then looks up the call that now has its id. A new call with the same id first
-        // registers its key and then looks for pending cancels. Both use the same two locks, so at least one of them finds the
+        // The cancellation first becomes pending and then looks up the call that now has its id. A new call with the same id first
+        // registers its key and then looks for pending cancellations. Both use the same two locks, so at least one of them finds the
         // other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.announce_cancel(call);

@@ -60,7 +60,7 @@ pub(super) struct Session {
     pub(super) standalone_ids: StandaloneIds,
     idle: IdleTracker,
     is_ending: AtomicBool,
-    /// Request ids of the session's pending cancels.
+    /// Request ids of the session's pending cancellations.
     pending_cancels: watch::Sender<Vec<RequestId>>,
     idle_timeouts: IdleTimeouts,
     timer: OnceLock<TimerHandle>,
@@ -88,7 +88,7 @@ pub(super) struct EndingSession {
     is_open: bool,
 }
 
-/// Keeps a cancel pending until it is dropped.
+/// Keeps a cancellation pending until it is dropped.
 pub(super) struct PendingCancelGuard {
     session: Arc<Session>,
     request: RequestId,
@@ -358,7 +358,7 @@ impl Session {
         }
     }
 
-    /// Marks a cancel as pending until the guard is dropped.
+    /// Marks a cancellation as pending until the guard is dropped.
     pub(super) fn announce_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
         self.pending_cancels
             .send_modify(|pending| pending.push(request.clone()));
@@ -368,12 +368,12 @@ impl Session {
         }
     }
 
-    /// Returns `true` if a cancel for the request with the id `request` is pending.
+    /// Returns `true` if a cancellation for the request with the id `request` is pending.
     pub(super) fn has_pending_cancel(&self, request: &RequestId) -> bool {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits up to `limit` for pending cancels: those for `request`, or all if it is `None`.
+    /// Waits up to `limit` for pending cancellations: those for `request`, or all if it is `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &Vec<RequestId>| match request {

@@ -38,7 +38,7 @@ impl<M> CancellableSessionManager<M> {
     /// Off by default. This applies to sessions created afterwards. Many clients never end their sessions, and this option closes
     /// those before the [`idle_timeout`](Self::idle_timeout) does. A client counts as disconnected from the time it disconnects
     /// from its last stream, whether standalone or for a call, until its next request. The timeout starts after the last use of
-    /// the session, and so after the graces of its calls.
+    /// the session, and so after the grace periods of its calls.
     ///
     /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
     /// only send requests, so the timeout must be longer than a client's pauses. A client that sends a request later than that

@@ -167,7 +167,7 @@ impl Suppressed {
 
     /// Returns `true` if a message from a stream belongs to a cancelled call.
     ///
-    /// The message might have been sent before the cancel.
+    /// The message might have been sent before the cancellation.
     pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         self.is_active() && self.state().is_suppressed(message)
     }
@@ -254,7 +254,7 @@ impl SuppressionState {
             && !self.untracked.iter().any(&matches)
     }
 
-    /// Records a message that is being sent to the client: a request, its cancel, or an answer.
+    /// Records a message that is being sent to the client: a request, its cancellation, or an answer.
     fn record(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {

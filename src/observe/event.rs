@@ -78,14 +78,14 @@ pub enum Event<'a> {
         /// The detachment, or `None` if the call was attached when it ended.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the cancel could not be delivered to the server.
+    /// A call was cancelled, but the cancellation could not be delivered to the server.
     ///
-    /// The cancel will not be retried.
+    /// The cancellation will not be retried.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
         call: &'a CallInfo,
-        /// Why the cancel could not be delivered.
+        /// Why the cancellation could not be delivered.
         error: &'a CancelError,
     },
     /// A call exceeds a limit, so it keeps running untracked, as it would without the layer.
@@ -177,7 +177,7 @@ impl fmt::Debug for Event<'_> {
 ///
 /// An observer is called synchronously, even from within `Drop`, with no lock held, and before any later event of the call:
 ///
-/// - It must not block, because that would delay the runtime and the cancel. Hand slow work off through a channel.
+/// - It must not block, because that would delay the runtime and the cancellation. Hand slow work off through a channel.
 /// - It must not call back into the layer or the call.
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
 ///   still prints it, and with `panic = "abort"` it ends the process.

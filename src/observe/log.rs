@@ -60,7 +60,7 @@ pub enum SessionIds {
 /// How a handler ended without returning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
-    /// It ignored its call's cancel and was dropped.
+    /// It ignored its call's cancellation and was dropped.
     Stopped,
     Panicked,
 }

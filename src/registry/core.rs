@@ -10,40 +10,40 @@
 //!
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
 //!    Until then, the call cannot affect any other.
-//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns its
-//!    id, or if no other call in its session has that id, and in either case only while no untracked request has it
+//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancellation may be injected into the server only if the call owns
+//!    its id, or if no other call in its session has that id, and in either case only while no untracked request has it
 //!    ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume of one of the call's streams defers the expiry of the grace until it is answered, but no
-//!    longer than [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
-//!    ones.
-//! 6. **Detach.** Every detach starts a full grace. A cancel takes effect only while the same timer is still expired
+//! 5. **Pending resumes are counted.** Each resume of one of the call's streams defers the expiry of the grace period until it is answered,
+//!    but no longer than [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other
+//!    pending ones.
+//! 6. **Detach.** Every detach starts a full grace period. A cancellation takes effect only while the same timer is still expired
 //!    ([`SessionState::finish_due`]), and so does the answer to a request for confirmation ([`SessionState::confirm`],
 //!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime has stalled in the meantime, and no
-//!    stall has extended the grace before, the confirmation is requested again. Resumes that bring no event renew the grace at most
-//!    [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only recognised where no session manager tracks the call. A resume
-//!    that is turned away counts as one of them ([`SessionState::renew_grace`]).
-//! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime has been stalled and resumes may be
+//!    stall has extended the grace period before, the confirmation is requested again. Resumes that bring no event renew the grace period
+//!    at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only recognised where no session manager tracks the call. A
+//!    resume that is turned away counts as one of them ([`SessionState::renew_grace`]).
+//! 7. **Late wake-ups.** A grace period that is found expired late is not acted on, because the runtime has been stalled and resumes may be
 //!    waiting in the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is
-//!    stalled and another one is handling it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
-//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a
-//!    check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late or there have been
-//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A resume may be the first to find the grace expired late. A deadline that
-//!    passes while a resume is pending is not late, and neither is one that is only delayed by a backlog in the timer task, because that
-//!    task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    stalled and another one is handling it, the grace period is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise,
+//!    if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY),
+//!    until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late or there have been
+//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A resume may be the first to find the grace period expired late. A deadline
+//!    that passes while a resume is pending is not late, and neither is one that is only delayed by a backlog in the timer task, because
+//!    that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id identifies the stream that it was seen on, and rmcp's own event ids also identify it by their number
 //!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there have been more,
 //!    any unknown id in the session may be one of them.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are handled by the exchange.
 //! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]). A
-//!     detached call's deadline is no earlier than the end of its grace, and no earlier than its own end plus its resume window.
+//!     detached call's deadline is no earlier than the end of its grace period, and no earlier than its own end plus its resume window.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`] without a cancel, unless it has a deadline, in which case it is kept until then and cancelled. A detached call
-//!     over a limit is removed at once.
+//!     [`UNOBSERVED_TTL`] without a cancellation, unless it has a deadline, in which case it is kept until then and cancelled. A detached
+//!     call over a limit is removed at once.
 //! 14. **In doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until its
 //!     client resumes, whether it was marked before or after it lost its stream, and no other call supersedes it.
 

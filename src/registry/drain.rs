@@ -7,13 +7,13 @@ use super::{Call, Registry, StreamHandle, Tracked};
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Starts tracking completions. Returns how many calls have ended without a cancel since the first drain started.
+    /// Starts tracking completions. Returns how many calls have ended without a cancellation since the first drain started.
     pub(crate) fn begin_drain(&self) -> usize {
         self.sessions.shared.totals.track_completions();
         self.completions_since(0)
     }
 
-    /// Returns how many calls have ended without a cancel since `before` was counted.
+    /// Returns how many calls have ended without a cancellation since `before` was counted.
     pub(crate) fn completions_since(&self, before: usize) -> usize {
         let completions = self.sessions.shared.totals.completions();
         completions.saturating_sub(before)

@@ -526,8 +526,8 @@ fn a_scan_returns_each_in_flight_call_once_while_others_start_and_end() {
     });
 }
 
-/// Many deadlines expire, and each of the runtime's turns takes 9 ms. A client resumes a millisecond before its call's grace ends, and the
-/// resume is only served a few turns later.
+/// Many deadlines expire, and each of the runtime's turns takes 9 ms. A client resumes a millisecond before its call's grace period ends,
+/// and the resume is only served a few turns later.
 #[tokio::test(start_paused = true)]
 async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     const TURN: Duration = Duration::from_millis(9);

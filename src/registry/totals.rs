@@ -18,7 +18,7 @@ pub(crate) struct Totals {
     detached: AtomicUsize,
     /// Bytes taken up by retained calls.
     bytes: PerDeliveryState<AtomicUsize>,
-    /// Whether calls that end without a cancel are counted.
+    /// Whether calls that end without a cancellation are counted.
     is_tracking_completions: AtomicBool,
     completions: AtomicUsize,
 }
@@ -87,7 +87,7 @@ impl Totals {
         }
     }
 
-    /// Starts counting the calls that end without a cancel.
+    /// Starts counting the calls that end without a cancellation.
     pub(super) fn track_completions(&self) {
         self.is_tracking_completions.store(true, Ordering::Relaxed);
     }

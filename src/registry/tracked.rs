@@ -10,9 +10,9 @@ pub(crate) trait Tracked: Send + Sync + 'static {
     /// The call has been removed from the registry before its end.
     fn on_untracked(&self, id: CallId, finished: Finished);
 
-    /// The call's grace has expired. The cancel may still need a confirmation.
+    /// The call's grace period has expired. The cancellation may still need a confirmation.
     fn on_grace_expired(self: &Arc<Self>, id: CallId);
 
-    /// The call timeout has passed, or the cancel after a grace has been confirmed.
+    /// The call timeout has passed, or the cancellation after a grace period has been confirmed.
     fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
 }

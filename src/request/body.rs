@@ -26,7 +26,7 @@ use crate::{
 pin_project! {
     /// The request body that the layer passes to the inner service.
     ///
-    /// The client's body is passed through unchanged, frame by frame. In a cancel that the layer replays, the body is the
+    /// The client's body is passed through unchanged, frame by frame. In a cancellation that the layer replays, the body is the
     /// notification.
     ///
     /// In front of a service that accepts only one body type, map the body:
@@ -81,7 +81,7 @@ impl<B> TeeBody<B> {
         }
     }
 
-    /// Creates the body of a replayed cancel.
+    /// Creates the body of a replayed cancellation.
     pub(crate) fn replay(content: Bytes) -> Self {
         Self {
             source: EitherBody::bytes(content),

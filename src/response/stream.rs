@@ -62,7 +62,7 @@ pub(super) enum Content {
     Passthrough { remaining: Option<u64> },
     /// The answer itself, with the number of bytes left if its length is known.
     ///
-    /// As long as only white space has been sent, JSON of unknown length can be replaced with the error for a cancel.
+    /// As long as only white space has been sent, JSON of unknown length can be replaced with the error for a cancellation.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,

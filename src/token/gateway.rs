@@ -10,9 +10,9 @@ impl CallToken {
     /// For a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer to a
     /// client that resumes. It calls this as soon as it has the answer.
     ///
-    /// The call ends as completed: its grace and its pending resumes end, no cancel is injected, the token does not fire, and clean-ups are
-    /// dropped. A later resume is passed through unchanged, and the gateway decides what its client receives. An earlier cancel still
-    /// stands, even if the token has yet to fire.
+    /// The call ends as completed: its grace period and its pending resumes end, no cancellation is injected, the token does not fire, and
+    /// clean-ups are dropped. A later resume is passed through unchanged, and the gateway decides what its client receives. An earlier
+    /// cancellation still stands, even if the token has yet to fire.
     ///
     /// ```
     /// use std::convert::Infallible;

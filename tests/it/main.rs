@@ -2,14 +2,14 @@
 //!
 //! | folder | question |
 //! |---|---|
-//! | `disconnect` | What does a disconnect do, at once, after a grace, and among many calls? |
+//! | `disconnect` | What does a disconnect do, at once, after a grace period, and among many calls? |
 //! | `resume` | What does a client receive when it resumes, and what can it do with several streams? |
 //! | `end` | How does a call end if it neither completes nor loses its client? |
 //! | `sessions` | Whom does a call belong to, in which session, and what does the wrapped session manager change? |
 //! | `wire` | Are bytes read correctly and passed on unchanged? |
 //! | `composition` | Does the layer keep its promises among other middleware, with any caller and on any runtime? |
 //! | `observability` | What are observers notified of? |
-//! | `handlers` | What does a cancel do to a handler, and does its work stop? |
+//! | `handlers` | What does a cancellation do to a handler, and does its work stop? |
 //! | `attacks` | What can one client try against another's calls? |
 //! | `steps` | What if something happens at step n, for every n? |
 //! | `timelines` | What if calls, sessions and pauses last for hours? |

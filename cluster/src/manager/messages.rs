@@ -11,7 +11,7 @@ pub(crate) const NOT_STARTED: &str = "the call was not started: the server could
 
 /// Returns the JSON-RPC id of the call that a client's message cancels.
 ///
-/// Returns `None` if the message is not a cancel, or has no request id.
+/// Returns `None` if the message is not a cancellation, or has no request id.
 pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     let ClientJsonRpcMessage::Notification(message) = message else {
         return None;

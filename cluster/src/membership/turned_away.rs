@@ -32,7 +32,7 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 /// How long a client may go unserved before it counts as turned away.
 ///
 /// This applies to relayed requests other than POST, to reading the body of such a request before a restore, and to resumes that wait for
-/// the inner service or its response. Their call's grace may expire while they wait.
+/// the inner service or its response. Their call's grace period may expire while they wait.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// The longest it takes for an unserved client to count as turned away.

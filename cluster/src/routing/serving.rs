@@ -195,7 +195,7 @@ async fn restore_and_serve<S: Inner>(
     let read = if is_call {
         read.await
     } else {
-        // Another request may have restored the session in the meantime, and the grace of one of its calls may run out.
+        // Another request may have restored the session in the meantime, and the grace period of one of its calls may run out.
         router.turned_away.record_if_slow(read).await
     };
     if let Err(refusal) = read {
@@ -322,7 +322,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The call's grace may run out before the resume gets to it.
+            // The call's grace period may run out before the resume gets to it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await
@@ -333,7 +333,7 @@ pub(crate) async fn serve<S: Inner>(
         RewriteOutcome::Local(generation, call) => {
             let response = with_resumed_call(generation, call, response).await?;
             let response = response.into_response();
-            // If an inner layer has answered, the call may be running here, and its grace may run out before the client is back.
+            // If an inner layer has answered, the call may be running here, and its grace period may run out before the client is back.
             if is_temporary(response.status()) {
                 router.turned_away.record();
             }

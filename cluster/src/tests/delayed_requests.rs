@@ -35,7 +35,7 @@ fn with_slow_resumes(app: Router) -> Router {
     }))
 }
 
-/// The client resumes 1 s before its grace ends.
+/// The client resumes 1 s before its grace period ends.
 #[tokio::test]
 async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
     let mut results = Vec::new();
@@ -141,7 +141,7 @@ fn with_public_reports(app: Router) -> Router {
     checked.merge(Router::new().route("/report", axum::routing::post(async || "thanks")))
 }
 
-/// Alice's call is waiting for its session to be transferred. Bob knows that session's id and sends a cancel to another path.
+/// Alice's call is waiting for its session to be transferred. Bob knows that session's id and sends a cancellation to another path.
 #[tokio::test]
 async fn a_cancel_at_another_path_does_not_cancel_a_waiting_call() {
     let directory = directory();

@@ -29,7 +29,7 @@ fn hold_responses(app: Router) -> Router {
     }))
 }
 
-/// Makes a long-running call in a session, and returns the statuses of a second call and of a cancel.
+/// Makes a long-running call in a session, and returns the statuses of a second call and of a cancellation.
 async fn statuses_beside_a_long_call(is_restored: bool) -> [u16; 2] {
     let directory = directory();
     let [mut a, b] = Setup::start_pair(&directory, hold_responses).await;

@@ -1,4 +1,4 @@
-//! Clients that resume at the last moment of the grace, and instances that exit after turning one away.
+//! Clients that resume at the last moment of the grace period, and instances that exit after turning one away.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -40,7 +40,7 @@ async fn start_pair(can_reach_owner: bool) -> (Faulty, [Node; 2]) {
     (link_b, nodes)
 }
 
-/// Has B answer a client of A with 503 in the last 100 ms of its grace. Returns after the grace.
+/// Has B answer a client of A with 503 in the last 100 ms of its grace period. Returns after the grace period.
 async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
     let mcp = a.session().await;
     pass(phase * 100 * MS).await;
@@ -52,7 +52,7 @@ async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
     pass(6 * SECOND).await;
 }
 
-/// Asserts that a call survives if its client gets 503 in the last 100 ms of the grace.
+/// Asserts that a call survives if its client gets 503 in the last 100 ms of the grace period.
 ///
 /// This is tried at up to 20 phases between two heartbeats, with each `command` taking the directory `delay`.
 async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
@@ -65,7 +65,7 @@ async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
     }
 }
 
-/// A heartbeat that arrives after the grace may have been sent before it ended.
+/// A heartbeat that arrives after the grace period may have been sent before it ended.
 #[tokio::test]
 async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
     assert_turned_away_in_time("heartbeat", 400 * MS).await;

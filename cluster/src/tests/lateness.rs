@@ -82,7 +82,7 @@ enum Stall {
 /// Has a client resume at B while B stalls, and then at A.
 ///
 /// B runs on its own thread, which stalls for a while, and its lookups take 400 ms. The client connects to B during the stall, within its
-/// grace. No clock is paused.
+/// grace period. No clock is paused.
 ///
 /// Returns the status that B answers, whether the call is running then and after the resume at A, and the status that A answers.
 async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2], u16) {
@@ -126,7 +126,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
     sleep(600 * MS).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     let detached = Instant::now();
-    // The grace ends 600 ms after the third heartbeat from now.
+    // The grace period ends 600 ms after the third heartbeat from now.
     gate.next_heartbeat().await;
     gate.next_heartbeat().await;
     stall_sender.send(stall).unwrap();
@@ -157,7 +157,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
 }
 
 /// With a stall of 3.5 s, B sends a heartbeat as soon as it runs again, and only then reads the request, which it turns away. That
-/// heartbeat is sent more than 2.15 s after the grace.
+/// heartbeat is sent more than 2.15 s after the grace period.
 #[tokio::test]
 async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
     let stalls = [
@@ -420,7 +420,7 @@ impl Gate for SlowReplies {
     }
 }
 
-/// Returns the longest time from the end of the grace to the cancel.
+/// Returns the longest time from the end of the grace period to the cancellation.
 async fn longest_delay(reply: Duration, instances: usize) -> Duration {
     let mut longest_delay = Duration::ZERO;
     for phase in phases() {
@@ -447,7 +447,7 @@ async fn longest_delay(reply: Duration, instances: usize) -> Duration {
     longest_delay
 }
 
-/// README: "A cancel is therefore up to 5 s later than with one instance".
+/// README: "A cancellation is therefore up to 5 s later than with one instance".
 #[tokio::test]
 async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
     let mut results = Vec::new();
@@ -466,8 +466,8 @@ async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
 
 /// Has B turn a client away shortly after B has lost its connection to the directory.
 ///
-/// B loses the connection 2 s before the grace ends. 1 s later, while it still has its lease, it turns the client away. B keeps running,
-/// but cannot report the client, which retries after `pause`.
+/// B loses the connection 2 s before the grace period ends. 1 s later, while it still has its lease, it turns the client away. B keeps
+/// running, but cannot report the client, which retries after `pause`.
 ///
 /// Returns the status of the first attempt, whether B had its lease at that point, whether the call is still running, and the status of the
 /// retry.

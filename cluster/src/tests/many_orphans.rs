@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_secs(20);
 /// How long the library waits for a confirmation.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How late a cancel may be: the delay that the README promises, plus a second for the library's rechecks.
+/// How late a cancellation may be: the delay that the README promises, plus a second for the library's rechecks.
 const MAX_DELAY: Duration = Duration::from_secs(6);
 
 /// A directory that executes requests one at a time, 40 per millisecond, as Redis does.
@@ -56,7 +56,7 @@ impl Gate for Sequential {
 
 /// Requests confirmations for an orphan as the library does.
 ///
-/// Returns how long after the end of its grace the call is cancelled.
+/// Returns how long after the end of its grace period the call is cancelled.
 async fn delay_of_cancel(router: &Router, session: SessionHash) -> Duration {
     let disconnected = Instant::now();
     sleep(GRACE).await;

@@ -51,7 +51,7 @@ pub(super) struct Node {
     reserved: Option<TcpSocket>,
 }
 
-/// The grace of [`Setup::with_grace`].
+/// The grace period of [`Setup::with_grace`].
 pub(super) const GRACE: Duration = Duration::from_secs(6);
 
 /// An instance's set-up.

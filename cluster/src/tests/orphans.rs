@@ -21,7 +21,7 @@ use crate::{
 
 /// How late a due cancel may be.
 ///
-/// The library rechecks a call 100 ms after finding that its grace has expired, and the rest is a margin.
+/// The library rechecks a call 100 ms after finding that its grace period has expired, and the rest is a margin.
 const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
 async fn start_with_grace(directory: &Faulty) -> Node {
@@ -62,7 +62,7 @@ async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
 
     directory.set(Fault::None);
 
-    // The call waits out its whole grace again, starting when the directory is consistent.
+    // The call waits out its whole grace period again, starting when the directory is consistent.
     pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
     pass(GRACE + SETTLE_PERIOD).await;

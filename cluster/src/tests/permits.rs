@@ -309,7 +309,7 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
     }
 }
 
-/// Returns whether a call continues after its grace when its client has resumed through B.
+/// Returns whether a call continues after its grace period when its client has resumed through B.
 ///
 /// An unrelated request holds a permit of B's inner service, which is not ready if there is only one. To serve the resume, B only has to
 /// relay it.

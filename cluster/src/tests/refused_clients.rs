@@ -29,7 +29,7 @@ fn refuse_bob(app: Router) -> Router {
     }))
 }
 
-/// Sends a cancel that the application refuses.
+/// Sends a cancellation that the application refuses.
 async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request)) {
     let cancel = json!({
         "jsonrpc": "2.0",
@@ -43,7 +43,7 @@ async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request
     run_other_tasks().await;
 }
 
-/// Waits out a call after the application has refused a cancel for it, and returns its answer.
+/// Waits out a call after the application has refused a cancellation for it, and returns its answer.
 ///
 /// The call is waiting for its session to be transferred.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {

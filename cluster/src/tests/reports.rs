@@ -27,8 +27,8 @@ use crate::directory::{
 
 /// Returns the phases in which a call is cancelled although its client resumed in time.
 ///
-/// B's requests arrive `late`, and the directory's clock is set back by `step`, `before` the grace ends. The client resumes at B 100 ms
-/// before its grace ends and gets 503. If `before` is less than 100 ms, the clock is not set back.
+/// B's requests arrive `late`, and the directory's clock is set back by `step`, `before` the grace period ends. The client resumes at B 100
+/// ms before its grace period ends and gets 503. If `before` is less than 100 ms, the clock is not set back.
 async fn cancelled_phases(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
     for phase in phases() {
@@ -84,8 +84,8 @@ async fn setting_the_clock_back_does_not_make_a_heartbeat_newer_than_it_is() {
     );
 }
 
-/// A lookup by B takes 1 s. The client resumes at B 100 ms before its grace ends, but does not get its 503 until 400 ms after. A heartbeat
-/// from B was executed shortly before that, and the next one takes 1 s. In the meantime the directory's clock is set back.
+/// A lookup by B takes 1 s. The client resumes at B 100 ms before its grace period ends, but does not get its 503 until 400 ms after. A
+/// heartbeat from B was executed shortly before that, and the next one takes 1 s. In the meantime the directory's clock is set back.
 #[tokio::test]
 async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
@@ -214,8 +214,8 @@ async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_k
     assert!(a.witness.is_running("a"));
 }
 
-/// B starts 900 ms before the grace ends, turns the client away 400 ms later and reports that at once. The primary then fails, and its
-/// replica lacks the last second's writes. The grace ends before A's next heartbeat.
+/// B starts 900 ms before the grace period ends, turns the client away 400 ms later and reports that at once. The primary then fails, and
+/// its replica lacks the last second's writes. The grace period ends before A's next heartbeat.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
     let mut cancelled = Vec::new();
@@ -256,7 +256,8 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
     assert_eq!(cancelled, []);
 }
 
-/// B starts 500 ms before the grace ends, and its requests to the directory take 450 ms. The client arrives 100 ms before its grace ends.
+/// B starts 500 ms before the grace period ends, and its requests to the directory take 450 ms. The client arrives 100 ms before its grace
+/// period ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call() {
     let mut cancelled = Vec::new();

@@ -40,7 +40,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Starts an owner with a grace, and an instance that can reach it if `can_reach_owner`.
+/// Starts an owner with a grace period, and an instance that can reach it if `can_reach_owner`.
 async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     let a = Setup::with_grace().start(directory).await;
     let b = Setup {
@@ -104,7 +104,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
-/// Looking up the owner has failed, and the directory recovers before the grace ends.
+/// Looking up the owner has failed, and the directory recovers before the grace period ends.
 #[tokio::test]
 async fn a_client_turned_away_because_of_a_failed_lookup_keeps_its_call() {
     let (directory, [a, b], mcp) = start_pair_with_session(true).await;
@@ -159,7 +159,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     }
 }
 
-/// An instance's earlier heartbeat proves nothing about the last moment of the grace.
+/// An instance's earlier heartbeat proves nothing about the last moment of the grace period.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
@@ -303,7 +303,7 @@ fn shed_first_resume(app: Router) -> Router {
     }))
 }
 
-/// The client resumes 1 s before its grace ends and returns later than it was asked to.
+/// The client resumes 1 s before its grace period ends and returns later than it was asked to.
 #[tokio::test]
 async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     for is_relayed in [true, false] {
@@ -334,7 +334,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     }
 }
 
-/// A response to a made-up event id, or in a made-up session, concerns no local call, so it does not postpone a cancel.
+/// A response to a made-up event id, or in a made-up session, concerns no local call, so it does not postpone a cancellation.
 #[tokio::test]
 async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_call() {
     let directory = directory();
@@ -366,8 +366,8 @@ async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_c
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
 }
 
-/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace is longer. After a 503 the client waits just as
-/// long, as the TypeScript SDK does.
+/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace period is longer. After a 503 the client waits
+/// just as long, as the TypeScript SDK does.
 #[tokio::test]
 async fn a_client_that_waits_for_the_servers_retry_after_a_503_keeps_its_call() {
     let directory = directory();

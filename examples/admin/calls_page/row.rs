@@ -30,7 +30,7 @@ pub(super) struct Row {
     pub(super) age_ms: u64,
     /// Time since the client disconnected.
     pub(super) detached_ms: Option<u64>,
-    /// Time left until the grace ends.
+    /// Time left until the grace period ends.
     pub(super) grace_left_ms: Option<u64>,
     /// Time left until the call's deadline.
     pub(super) time_left_ms: Option<u64>,

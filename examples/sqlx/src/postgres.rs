@@ -1,4 +1,4 @@
-//! PostgreSQL: a cancel closes the query's connection, and the server notices.
+//! PostgreSQL: a cancellation closes the query's connection, and the server notices.
 //!
 //! Dropping a query does not end it on the server. By default, closing the connection does not either, because a server that has nothing to
 //! send does not notice. With `client_connection_check_interval`, PostgreSQL 14 and later do notice, unless there is a pooler in between.

@@ -71,7 +71,7 @@ pub(super) fn limit(text: &str) -> Parsed<Limit> {
     }
 }
 
-/// Parses a grace. A time alone is [`Grace::AutoAfter`], and one with `always=` is [`Grace::After`].
+/// Parses a grace period. A time alone is [`Grace::AutoAfter`], and one with `always=` is [`Grace::After`].
 pub(super) fn grace(text: &str) -> Parsed<Grace> {
     match text {
         "auto" => Ok(Grace::Auto),
@@ -105,9 +105,9 @@ pub(super) fn tool(text: &str) -> Parsed<String> {
     }
 }
 
-/// Parses a tool and its grace.
+/// Parses a tool and its grace period.
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // A name may contain `=`, but a grace contains it only in `always=`.
+    // A name may contain `=`, but a grace period contains it only in `always=`.
     let separator = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = separator
         .and_then(|separator| text.split_at_checked(separator))

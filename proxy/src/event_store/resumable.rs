@@ -9,7 +9,7 @@
 //! | DELETE | forwarded; if the server accepts it, the session's streams end |
 //! | everything else | forwarded |
 //!
-//! Requests are forwarded unchanged, except for the layer's cancel, which gets the credentials and the id of its call. A fast
+//! Requests are forwarded unchanged, except for the layer's cancellation, which gets the credentials and the id of its call. A fast
 //! response to a call is passed through unchanged as well, unless it is an event stream. If the response is slow and the client
 //! supports priming events, an event stream is started before the server's response head arrives.
 //!
@@ -17,7 +17,7 @@
 //! only if the server accepts these credentials, which means that it answers a `ping` sent with them, either with a result or
 //! with the error "method not found". Credentials are the path and query of the URL, and all header fields that are not known
 //! to be harmless. The latest credentials accepted for a call are used to request the rest of its answer, and to send the
-//! layer's cancel. If the server refuses them for the cancel, it is sent again with the latest accepted in the session.
+//! layer's cancellation. If the server refuses them for the cancellation, it is sent again with the latest accepted in the session.
 
 use std::{
     convert::Infallible,
@@ -234,7 +234,7 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancel gets the credentials and the id of its call, whereas a client's cancel has its own. Without a
+        // The layer's cancellation gets the credentials and the id of its call, whereas a client's cancellation has its own. Without a
         // layer, requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);

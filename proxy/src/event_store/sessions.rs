@@ -27,9 +27,9 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancel is postponed at a time.
+/// How long a cancellation is postponed at a time.
 ///
-/// A cancel waits while a client is reading the stream, or while the server is checking a client that wants to resume.
+/// A cancellation waits while a client is reading the stream, or while the server is checking a client that wants to resume.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// How much later than the layer the event store may detect a disconnect.
@@ -169,8 +169,8 @@ impl EventStore {
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
-    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed while the
-    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace after that.
+    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancellation is postponed while the
+    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period after that.
     /// This is needed because the layer does not detect a resume at a different path of the server. A call without a stream
     /// may be cancelled at once.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {

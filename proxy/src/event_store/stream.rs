@@ -38,7 +38,7 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once but was too large for the proxy to keep";
 
-/// How long the proxy keeps reading a call's upstream stream after a cancel or the answer.
+/// How long the proxy keeps reading a call's upstream stream after a cancellation or the answer.
 ///
 /// Some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
@@ -278,7 +278,7 @@ impl Stream {
 
     /// Waits for the call to be cancelled or answered, and then for another [`UPSTREAM_LINGER`].
     ///
-    /// A call counts as cancelled as soon as its token fires, whether or not the server accepts the cancel.
+    /// A call counts as cancelled as soon as its token fires, whether or not the server accepts the cancellation.
     ///
     /// # Cancel safety
     ///

@@ -24,7 +24,7 @@ const MAX_MESSAGES: usize = MAX_OPEN;
 
 /// Maximum number of additional cancels, one for each open call.
 ///
-/// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
+/// A full queue must not prevent a cancellation, and a client that disconnects abandons all its calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
 /// Maximum number of queued bytes, which is twice the maximum size of a message.
@@ -32,7 +32,7 @@ const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// Maximum number of bytes in additional cancels.
 ///
-/// These are counted separately, so that large messages cannot prevent a cancel.
+/// These are counted separately, so that large messages cannot prevent a cancellation.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed.
@@ -129,7 +129,7 @@ pub(super) fn queue() -> (Input, InputWriter) {
 impl Input {
     /// Reserves capacity for a message of this length.
     ///
-    /// A cancel may also use the capacity that is kept for cancels.
+    /// A cancellation may also use the capacity that is kept for cancellations.
     pub(super) fn try_reserve(
         &self,
         length: usize,
@@ -322,7 +322,7 @@ mod tests {
             input.try_reserve(1, false).unwrap().send(line(1));
         }
         for _ in 0..MAX_OPEN {
-            // A cancel from the layer is about 200 bytes long.
+            // A cancellation from the layer is about 200 bytes long.
             input.try_reserve(200, true).unwrap().send(line(200));
         }
     }

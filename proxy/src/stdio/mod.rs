@@ -2,17 +2,17 @@
 //!
 //! 1. **Messages are not rewritten.** A message is passed through as it was written, in both directions, with these exceptions:
 //!    white space around it and a server's byte order mark are removed, line breaks between its tokens become spaces, a server's
-//!    batch is split, and the layer's cancel gets the id as the client wrote it.
+//!    batch is split, and the layer's cancellation gets the id as the client wrote it.
 //! 2. **No process is left behind.** When a session ends, its process's stdin is closed, and then its group is signalled
 //!    (`process`).
 //! 3. **Routing.** `routing` finds the call for each line. A line that could belong to several open calls is sent on none of
 //!    their streams.
 //! 4. **Bounded.** There are limits for queued messages (1,024 messages, 8 MiB per session), lines (16 MiB), log lines, calls and
 //!    sessions. The event store bounds what clients have not read.
-//! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]
+//! 5. **Cancelled is not stopped.** The process receives a cancellation, which its tool may ignore. Only [`Options::kill_after`]
 //!    guarantees that the tool stops.
 //! 6. **A disconnect has no effect at this level.** The call keeps running without its client, and its answer is kept in the
-//!    event store. The layer around this service decides whether the call is an orphan, and if so, POSTs the cancel.
+//!    event store. The layer around this service decides whether the call is an orphan, and if so, POSTs the cancellation.
 
 mod begin;
 mod end_counts;

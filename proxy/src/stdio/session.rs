@@ -57,7 +57,7 @@ pub(super) struct Timeouts {
 /// The use starts before the body arrives, and ends once the message has been sent or refused.
 pub(super) struct SessionUse {
     session: Arc<Session>,
-    /// Whether this is a request from the client, rather than a cancel from the layer.
+    /// Whether this is a request from the client, rather than a cancellation from the layer.
     is_from_client: bool,
 }
 
@@ -167,7 +167,7 @@ impl Session {
         if !is_initialize {
             self.prime(&stream);
         }
-        // This is sent under the lock that registers the call, so that a cancel can only find the call once its request is
+        // This is sent under the lock that registers the call, so that a cancellation can only find the call once its request is
         // queued.
         permit.send(line);
         drop(state);
@@ -176,7 +176,7 @@ impl Session {
 
     /// Queues a notification or an answer for the server.
     ///
-    /// A cancel is also recorded, and may end the stream of an older cancelled call.
+    /// A cancellation is also recorded, and may end the stream of an older cancelled call.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -192,7 +192,7 @@ impl Session {
                 .filter(|_| is_cancel)
                 .and_then(key);
             let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, Instant::now()));
-            // This is sent under the lock, so that a request that reuses the id from now on is queued after the cancel.
+            // This is sent under the lock, so that a request that reuses the id from now on is queued after the cancellation.
             permit.send(line);
             drop(state);
             evicted
@@ -208,7 +208,7 @@ impl Session {
 
     /// Returns the line to send for a notification or an answer.
     ///
-    /// The layer's cancel gets the id as the client wrote it, because a server may distinguish `1` from `1.0`.
+    /// The layer's cancellation gets the id as the client wrote it, because a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -340,7 +340,7 @@ impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.state();
         state.requests -= 1;
-        // A cancel from the layer does not show that the client is still there.
+        // A cancellation from the layer does not show that the client is still there.
         if self.is_from_client {
             state.last_used = Instant::now();
             state.disconnects = self.standalone.disconnects();
@@ -413,7 +413,7 @@ mod tests {
         }
     }
 
-    /// Returns what is written for a request, and a cancel sent once the call is registered.
+    /// Returns what is written for a request, and a cancellation sent once the call is registered.
     async fn written() -> String {
         let store = EventStore::new(Limits::default());
         let streams = store.begin("s", Some("2025-11-25")).unwrap();

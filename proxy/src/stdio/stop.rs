@@ -52,7 +52,7 @@ pub(super) async fn stop_process(
 ) -> ProcessEnd {
     match reason {
         EndReason::Exited => return ProcessEnd::Exited,
-        // The process ignores its input or a cancel.
+        // The process ignores its input or a cancellation.
         EndReason::Stuck | EndReason::Overdue => {}
         EndReason::Deleted
         | EndReason::Idle

@@ -86,7 +86,7 @@ impl Session {
             let writing = input_writer.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // `writing` is polled before `stop`, so that queued messages for which the pipe has room, such as a cancel, are
+                // `writing` is polled before `stop`, so that queued messages for which the pipe has room, such as a cancellation, are
                 // written before stdin is closed.
                 biased;
                 () = group.wait_for_exit() => EndReason::Exited,

@@ -218,7 +218,7 @@ impl Served {
         within("a reply", other.reply()).await
     }
 
-    /// Checks that the upstream receives the cancel for call 8.
+    /// Checks that the upstream receives the cancellation for call 8.
     async fn other_is_cancelled(&self) {
         let cancel = self.upstream.next_request().await;
         let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");

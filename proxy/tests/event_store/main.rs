@@ -22,7 +22,7 @@ use self::scripted::*;
 /// A revision whose clients do not support priming events.
 const WITHOUT_PRIMING: &str = "2025-06-18";
 
-/// Longer than the grace of a call whose client can resume.
+/// Longer than the grace period of a call whose client can resume.
 const AFTER_GRACE: Duration = Duration::from_secs(60);
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
@@ -61,7 +61,7 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
     tokio::time::sleep(Duration::from_secs(10)).await;
     server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
-    // Past the grace, but before the retention ends.
+    // Past the grace period, but before the retention ends.
     tokio::time::sleep(Duration::from_secs(50)).await;
     assert!(setup.arrived.is_empty(), "no cancel");
     assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
@@ -490,7 +490,7 @@ async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the
 #[tokio::test(start_paused = true)]
 async fn a_cancel_before_the_head_closes_the_stream() {
     // The event store knows only the first session. It does not start the other one until it sees the response head, and learns of that
-    // cancel from the call's cancellation token.
+    // cancellation from the call's cancellation token.
     for session in [SESSION, "other"] {
         let mut setup = Setup::started(WITHOUT_PRIMING).await;
         let waiting = setup.send(posted(session, call(1)));
@@ -953,7 +953,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// Returns the cancel that the server receives within ten minutes, if any.
+/// Returns the cancellation that the server receives within ten minutes, if any.
 async fn cancel_within_ten_minutes(setup: &mut Setup) -> Option<String> {
     let arrived = tokio::time::timeout(Duration::from_secs(600), setup.arrived.recv());
     let body = arrived.await.ok()??.body;
@@ -985,7 +985,7 @@ async fn a_resume_that_repeats_its_header_field_gets_the_events() {
     assert!(text.contains(&answer(1)), "{text}");
 }
 
-/// Many servers close a call's streams before they answer the client's own cancel or DELETE.
+/// Many servers close a call's streams before they answer the client's own cancellation or DELETE.
 #[tokio::test(start_paused = true)]
 async fn a_call_ended_by_its_client_is_not_a_lost_answer() {
     for deletes in [true, false] {

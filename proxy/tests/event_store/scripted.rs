@@ -454,7 +454,7 @@ impl Stream {
     }
 }
 
-/// Panics after an hour on the paused clock, which is longer than any grace.
+/// Panics after an hour on the paused clock, which is longer than any grace period.
 pub async fn in_time<T>(future: impl IntoFuture<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), future)
         .await

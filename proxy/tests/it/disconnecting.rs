@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Accepts the server's next request, which must be a cancel, and returns the id that it cancels.
+/// Accepts the server's next request, which must be a cancellation, and returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
     let cancel = upstream.next_request().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
@@ -19,7 +19,7 @@ async fn cancel_of(upstream: &Upstream) -> Value {
     message["params"]["requestId"].clone()
 }
 
-/// Asserts that the server sees the connection end, but no cancel.
+/// Asserts that the server sees the connection end, but no cancellation.
 async fn assert_only_closed(upstream: &Upstream, proxy: &Running, mut received: ReceivedRequest) {
     received.closed().await;
     proxy.calls_reach(0).await;
@@ -121,7 +121,7 @@ async fn a_session_call_whose_stream_is_cut_is_cancelled_unless_a_disconnect_doe
     }
 }
 
-/// To a server without sessions, a closed connection is the cancel.
+/// To a server without sessions, a closed connection is the cancellation.
 #[tokio::test]
 async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
@@ -314,7 +314,7 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
 
-/// The server refuses the cancel because it is overloaded, and then closes the connection for the next one.
+/// The server refuses the cancellation because it is overloaded, and then closes the connection for the next one.
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {

@@ -17,7 +17,7 @@ fn question(id: u32) -> String {
     )
 }
 
-/// Accepts a cancel as the server would, and returns the id that it cancels.
+/// Accepts a cancellation as the server would, and returns the id that it cancels.
 async fn accept_cancel(cancel: ReceivedRequest) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");

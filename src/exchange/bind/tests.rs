@@ -53,7 +53,7 @@ impl Canceller for CountingManager {
     }
 }
 
-/// Counts the cancels of a call that no session manager has bound.
+/// Counts the cancellations of a call that no session manager has bound.
 #[derive(Default)]
 struct CountingReplay(AtomicUsize);
 
@@ -259,7 +259,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_in_the_meantime() {
     }
 }
 
-/// The server gets the request after the cancel. By then, only the session manager can cancel the call.
+/// The server gets the request after the cancellation. By then, only the session manager can cancel the call.
 #[test]
 fn a_call_cancelled_during_its_bind_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
@@ -388,7 +388,7 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     (registry, managers)
 }
 
-/// The call is in scope 8. Its client resumes within the grace, and the resume is answered a second later.
+/// The call is in scope 8. Its client resumes within the grace period, and the resume is answered a second later.
 async fn a_pending_resume_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (exchange, attachment) = bound_call(&registry, 8);

@@ -19,7 +19,7 @@ mod forward;
 /// That is enough for it to check its token and clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] that stops after a cancel, even if it ignores its token.
+/// A [`ServerHandler`] that stops after a cancellation, even if it ignores its token.
 ///
 /// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running. Examples are
 /// a `#[tool]` from another crate, or a handler that is awaiting a child process or another server.
@@ -85,7 +85,7 @@ pub struct AbortOnCancel<H> {
 // === impl AbortOnCancel ===
 
 impl<H> AbortOnCancel<H> {
-    /// Wraps a handler, and stops its work 1 s after a cancel.
+    /// Wraps a handler, and stops its work 1 s after a cancellation.
     pub fn new(handler: H) -> Self {
         Self {
             handler,

@@ -1,4 +1,4 @@
-//! An in-flight call's timers: its call timeout and, while it is detached, its grace.
+//! An in-flight call's timers: its call timeout and, while it is detached, its grace period.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::{
     timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
-/// Maximum time a pending resume keeps a call running past the end of its grace.
+/// Maximum time a pending resume keeps a call running past the end of its grace period.
 ///
 /// An inner service answers a GET much sooner, and it does no harm if an orphan runs for another 5 s.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum lateness at which an expired grace is acted on at once. tokio's timers round up to 1 ms.
+/// Maximum lateness at which an expired grace period is acted on at once. tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of empty resumes in a row that renew the grace.
+/// Maximum number of empty resumes in a row that renew the grace period.
 ///
 /// A resume is empty if it brought no event or was turned away. For a client that polls every 3 s, this amounts to a minute.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
@@ -55,9 +55,9 @@ pub(super) struct CallTimers {
     empty_resumes: u32,
     /// Whether the client may have resumed unobserved. If so, losing a stream does not cancel the call, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
-    /// Number of times the grace has expired.
+    /// Number of times the grace period has expired.
     expiry_count: u32,
-    /// The end of the last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
+    /// The end of the last grace period. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
     last_grace_deadline: Option<Instant>,
 }
 
@@ -66,33 +66,34 @@ pub(super) struct CallTimers {
 pub(super) struct Detached {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long the client may take to resume. This is the grace if there is one, or longer if the client may have resumed unobserved.
+    /// How long the client may take to resume. This is the grace period if there is one, or longer if the client may have resumed
+    /// unobserved.
     pub(super) resume_window: Duration,
-    /// Whether the grace has been extended because of a stall.
+    /// Whether the grace period has been extended because of a stall.
     was_postponed: bool,
-    /// The time before which the grace is not acted on. Set after a late expiry or a confirmation.
+    /// The time before which the grace period is not acted on. Set after a late expiry or a confirmation.
     recheck_at: Option<Instant>,
     /// Number of times an expiry has been checked again.
     rechecks: u8,
-    /// Whether the grace has expired, so that the call must be cancelled.
+    /// Whether the grace period has expired, so that the call must be cancelled.
     pub(super) is_expired: bool,
-    /// Whether the cancel has been confirmed.
+    /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
     /// When the call is removed because no task observes its end. `None` while its end is observed.
     unobserved_until: Option<Instant>,
-    /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace.
+    /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace period.
     resumes_ended_at: Option<Instant>,
 }
 
-/// Identifies one expiry of a call's grace.
+/// Identifies one expiry of a call's grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpiryToken(u32);
 
 /// What to do with a call whose deadline has expired.
 pub(super) enum ExpiryDecision {
-    /// The grace has expired.
+    /// The grace period has expired.
     GraceExpired,
-    /// The grace has expired, and the cancel has been confirmed.
+    /// The grace period has expired, and the cancellation has been confirmed.
     GraceConfirmed,
     /// The call timeout has passed.
     CallTimeout,
@@ -158,7 +159,7 @@ impl CallTimers {
         self.detached_deadline()
     }
 
-    /// Marks the grace as expired. The caller must cancel the call, or request a confirmation.
+    /// Marks the grace period as expired. The caller must cancel the call, or request a confirmation.
     pub(super) fn mark_expired(&mut self) {
         if let Some(detached) = &mut self.detached {
             detached.is_expired = true;
@@ -168,7 +169,7 @@ impl CallTimers {
 
     /// Returns the token of the current expiry.
     ///
-    /// Returns `None` if the grace has not expired, or if the expiry has been invalidated since.
+    /// Returns `None` if the grace period has not expired, or if the expiry has been invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
         let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         is_expired.then_some(ExpiryToken(self.expiry_count))
@@ -182,9 +183,9 @@ impl CallTimers {
         }
     }
 
-    /// Postpones the end of the grace to `until`, because the cancel has not been confirmed.
+    /// Postpones the end of the grace period to `until`, because the cancellation has not been confirmed.
     ///
-    /// A later stall may extend the grace again.
+    /// A later stall may extend the grace period again.
     pub(super) fn postpone(&mut self, until: Instant) {
         self.invalidate_expiry();
         if let Some(detached) = &mut self.detached
@@ -241,10 +242,10 @@ impl CallTimers {
         self.pending_resumes > 0
     }
 
-    /// Adds a pending resume. While any is pending, the grace expires [`MAX_RESUME_WAIT`] later.
+    /// Adds a pending resume. While any is pending, the grace period expires [`MAX_RESUME_WAIT`] later.
     ///
-    /// A resume may be the first to find the grace expired late (invariant 7). The lateness has to be checked now, because it can no longer
-    /// be determined once the resume has ended.
+    /// A resume may be the first to find the grace period expired late (invariant 7). The lateness has to be checked now, because it can no
+    /// longer be determined once the resume has ended.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -255,7 +256,7 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Restarts the grace, because the client has been asked to retry later. Never shortens it.
+    /// Restarts the grace period, because the client has been asked to retry later. Never shortens it.
     ///
     /// Has no effect on an attached call, or after [`MAX_EMPTY_RESUMES`] empty or refused resumes in a row.
     pub(super) fn renew_grace(&mut self, now: Instant) {
@@ -270,7 +271,7 @@ impl CallTimers {
         }
     }
 
-    /// Removes a pending resume. Once the last one is removed, the grace can expire.
+    /// Removes a pending resume. Once the last one is removed, the grace period can expire.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
             self.pending_resumes = self.pending_resumes.saturating_sub(1);
@@ -299,7 +300,7 @@ impl CallTimers {
     /// Returns the time until which the outcome of a call that ends at `at` is retained.
     ///
     /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `at`, or the end of its grace
-    /// with all postponements, whichever is later.
+    /// period with all postponements, whichever is later.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
         let detached = self.detached.as_ref()?;
         let window_end = at.checked_add(detached.resume_window);
@@ -363,7 +364,7 @@ impl CallTimers {
         }
     }
 
-    /// Postpones a grace that has been found expired late (invariant 7). Returns `false` if the expiry can be acted on now.
+    /// Postpones a grace period that has been found expired late (invariant 7). Returns `false` if the expiry can be acted on now.
     fn postpone_if_late(
         &mut self,
         now: Instant,

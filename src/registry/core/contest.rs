@@ -10,8 +10,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     ///
     /// Returns `None` if no accepted in-flight call has the id.
     ///
-    /// Until [`end_contest`](Self::end_contest), no cancel for the call may be injected, because the server could apply it to the untracked
-    /// request instead (invariant 2).
+    /// Until [`end_contest`](Self::end_contest), no cancellation for the call may be injected, because the server could apply it to the
+    /// untracked request instead (invariant 2).
     pub(crate) fn contest(&mut self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         let (id, call) = self.find(scope, request)?;
         let key = self.key_mut(id)?;

@@ -78,14 +78,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the token of a call's expired grace.
+    /// Returns the token of a call's expired grace period.
     ///
-    /// Returns `None` if the grace has not expired, or if the expiry no longer holds.
+    /// Returns `None` if the grace period has not expired, or if the expiry no longer holds.
     pub(crate) fn expiry(&self, id: CallId) -> Option<ExpiryToken> {
         self.calls.get(id)?.timers.as_ref()?.expiry()
     }
 
-    /// Postpones the end of a call's grace to `until`. Returns `false` if the expiry no longer holds.
+    /// Postpones the end of a call's grace period to `until`. Returns `false` if the expiry no longer holds.
     pub(crate) fn postpone(&mut self, id: CallId, expiry: ExpiryToken, until: Instant) -> bool {
         self.apply_decision(id, expiry, |timers| timers.postpone(until))
     }

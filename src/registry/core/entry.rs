@@ -38,7 +38,7 @@ pub(super) struct CallKey {
 /// A call that has just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
-    /// Whether a cancel may be sent to the server under the call's JSON-RPC id (invariant 2).
+    /// Whether a cancellation may be sent to the server under the call's JSON-RPC id (invariant 2).
     pub(crate) may_cancel_server: bool,
     /// The call's detachment. `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
@@ -49,9 +49,9 @@ pub(crate) struct Finished {
 /// Which of a call's deadlines has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expired {
-    /// The grace.
+    /// The grace period.
     Grace,
-    /// The grace, and the cancel has been confirmed.
+    /// The grace period, and the cancellation has been confirmed.
     GraceConfirmed,
     /// The call timeout.
     Deadline,

@@ -262,7 +262,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.calls.get(id)?.detached()?.resume_window)
     }
 
-    /// Returns why a call without a grace is detached, or `None` for any other call.
+    /// Returns why a call without a grace period is detached, or `None` for any other call.
     ///
     /// Only a pending resume can have kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {

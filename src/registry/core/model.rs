@@ -130,13 +130,13 @@ enum Op {
     AddBackgroundReader(Pick),
     RemoveBackgroundReader(Pick),
     Finish(Pick, Option<Retaining>),
-    /// Applies a cancel that was decided on when the grace expired.
+    /// Applies a cancellation that was decided on when the grace period expired.
     FinishDue(Pick, Retaining),
-    /// Requests confirmation of a cancel.
+    /// Requests confirmation of a cancellation.
     RequestConfirmation(Pick),
     /// Answers a request for confirmation, possibly late, and possibly for a second time.
     Confirm(usize, Decision),
-    /// Applies a cancel of a detached call.
+    /// Applies a cancellation of a detached call.
     FinishDetached(Pick, Retaining),
     /// Starts a call, detaches it if `is_detached` is set, and finishes it.
     #[cfg_attr(

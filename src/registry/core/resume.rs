@@ -1,4 +1,4 @@
-//! Pending resumes of in-flight calls, and their effect on the grace.
+//! Pending resumes of in-flight calls, and their effect on the grace period.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.longest_retry
     }
 
-    /// Adds a pending resume to a call, which defers the expiry of the grace. Returns `false` if the call has ended.
+    /// Adds a pending resume to a call, which defers the expiry of the grace period. Returns `false` if the call has ended.
     pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -28,7 +28,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Restarts a call's grace, because its client has been asked to retry a resume later.
+    /// Restarts a call's grace period, because its client has been asked to retry a resume later.
     ///
     /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) empty or refused resumes in a row.
     pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {

@@ -18,7 +18,7 @@ pub(crate) struct Completion<A> {
     /// The answer's size in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// The outcome does not expire before this time. A detached call's grace or resume window may keep it for longer.
+    /// The outcome does not expire before this time. A detached call's grace period or resume window may keep it for longer.
     pub(crate) until: Instant,
 }
 

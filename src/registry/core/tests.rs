@@ -230,7 +230,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     assert_eq!(session.expiry(id), None, "its grace has not expired");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
-    // The client resumes and disconnects again, and the new grace expires as well.
+    // The client resumes and disconnects again, and the new grace period expires as well.
     let second = session.attach(id).unwrap();
     let later = now + 2 * SECOND;
     session.detach(
@@ -1227,7 +1227,7 @@ fn an_event_of_two_in_flight_calls_matches_both_even_if_an_ended_third_had_it() 
     detach(&mut session, first, now);
     let mut matched = session.match_event(&here(), b"x").in_flight();
     matched.sort_unstable();
-    // A resume defers the expiry of the grace for every call that its event id may match.
+    // A resume defers the expiry of the grace period for every call that its event id may match.
     for (id, _) in &matched {
         session.begin_resume(*id, now);
     }

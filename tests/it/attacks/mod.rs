@@ -31,7 +31,7 @@ async fn lose_client(setup: &Setup, mcp: &Mcp) {
 
 /// Asserts that no client has resumed, cancelled or ended the lost call.
 ///
-/// Its grace must be unchanged, too.
+/// Its grace period must be unchanged, too.
 async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(mcp, ID), so_far);

@@ -82,7 +82,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     );
 }
 
-/// The newer call has the same id as the lost one, whose cancel must not reach it.
+/// The newer call has the same id as the lost one, whose cancellation must not reach it.
 #[tokio::test]
 async fn the_cancel_of_a_lost_call_does_not_hit_one_with_its_id_in_the_restored_session() {
     let (clock, setup, mcp) = saved(Server::LayerOnly).stopped().await;

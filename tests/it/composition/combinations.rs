@@ -249,7 +249,7 @@ impl Cell {
             Trait::HoldsResponses if matches!(self.scenario, ResumesInTime | ResumesLate) => {
                 Some("something that holds back a whole response")
             }
-            // With an immediate grace, the first attempt is cancelled before the second one arrives.
+            // With an immediate grace period, the first attempt is cancelled before the second one arrives.
             Trait::Repeats if self.scenario == Completes && without_session => None,
             Trait::Repeats
                 if self.server != Server::Wrapped

@@ -75,7 +75,7 @@ const VERY_LONG: Duration = Duration::from_secs(24 * 3_600);
 /// An interval of 1 ms needs 100 polls.
 const MAX_POLLS: usize = 300;
 
-/// How often an orphan's cancel may be postponed.
+/// How often an orphan's cancellation may be postponed.
 const MAX_POSTPONES: usize = 100;
 
 const TIMED_OUT: i64 = -32001;
@@ -417,7 +417,7 @@ impl Cell {
             }
         }
         sleep(VERY_LONG).await;
-        // The operator keeps postponing the cancel, so only a session manager can see that the call has ended.
+        // The operator keeps postponing the cancellation, so only a session manager can see that the call has ended.
         let is_postponed = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_postponed {
             assert_eq!(world.calls.len(), 0, "the call is tracked forever");

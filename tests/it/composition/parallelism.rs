@@ -86,7 +86,7 @@ fn assert_cancelled_while_the_first_runtime_computes(server: Server, grace: Grac
     });
 }
 
-/// The runtime only reads the resume once the grace has expired.
+/// The runtime only reads the resume once the grace period has expired.
 fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::After(SOON)).await;
@@ -198,7 +198,7 @@ impl Cores {
         let layer = layer.observe(events.observer());
         let calls = layer.calls();
         let mut config = SessionConfig::default();
-        // A grace is never shorter than the `retry` that the server sends.
+        // A grace period is never shorter than the `retry` that the server sends.
         config.sse_retry = Some(SOON / 2);
         let router = match server {
             Server::Wrapped => {
@@ -233,7 +233,7 @@ impl Cores {
         call
     }
 
-    /// Waits until the only call has more time left than its grace.
+    /// Waits until the only call has more time left than its grace period.
     async fn until_postponed(&self) {
         let has_time = |call: &CallSnapshot| match call.state() {
             CallState::Detached { grace_left, .. } => grace_left.is_some_and(|left| left > SOON),

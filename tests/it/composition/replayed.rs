@@ -1,4 +1,4 @@
-//! To services inside the layer, a cancel replayed as a POST is a request in its own right.
+//! To services inside the layer, a cancellation replayed as a POST is a request in its own right.
 
 use std::{
     collections::HashSet,
@@ -39,9 +39,9 @@ const SINGLE_REQUEST_HEADERS: [&str; 10] = [
 /// A header with its value.
 type Seen = (&'static str, Vec<u8>);
 
-/// If the cancel repeated such a header, the service would mistake it for the call.
+/// If the cancellation repeated such a header, the service would mistake it for the call.
 ///
-/// It would then answer the cancel in the server's place.
+/// It would then answer the cancellation in the server's place.
 #[tokio::test]
 async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();

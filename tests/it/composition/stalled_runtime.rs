@@ -61,7 +61,7 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
         .expect("a runtime for the clients");
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     let plan = plan.sessions(|mut local| {
-        // A grace is never shorter than the `retry` that the server sends.
+        // A grace period is never shorter than the `retry` that the server sends.
         local.session_config.sse_retry = Some(GRACE / 2);
         local
     });

@@ -198,7 +198,7 @@ async fn stored(plan: Plan) -> Setup {
     plan.stored().start().await
 }
 
-/// Disconnects call 1's client after its first event, and returns the call's grace.
+/// Disconnects call 1's client after its first event, and returns the call's grace period.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
     setup.cut(mcp, 1, "a").await;
     setup.events.detached(mcp, 1).await.0

@@ -1,4 +1,4 @@
-//! A client disconnects and may resume within a grace.
+//! A client disconnects and may resume within a grace period.
 //!
 //! The clock is stopped and only moves when a test advances it, so the bounds are exact to the millisecond to which
 //! tokio's timers round.
@@ -178,9 +178,9 @@ async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
     assert_orphaned_when_grace_ends(&setup, &mcp, &clock).await;
 }
 
-/// Asserts that the call is orphaned after the rest of its grace.
+/// Asserts that the call is orphaned after the rest of its grace period.
 ///
-/// Half of the grace has already passed.
+/// Half of the grace period has already passed.
 async fn assert_orphaned_when_grace_ends(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));

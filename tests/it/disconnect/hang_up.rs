@@ -315,7 +315,7 @@ fn holding_the_head(server: Server) -> Plan {
     let held = std::sync::Arc::new(AtomicBool::new(false));
     Plan::of(server).inside(|router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            // Hold only the call, not the cancel that the layer replays with the same headers.
+            // Hold only the call, not the cancellation that the layer replays with the same headers.
             let named = request.headers().contains_key(EXCHANGE);
             let hold = named && !held.swap(true, Ordering::Relaxed);
             async move {

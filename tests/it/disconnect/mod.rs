@@ -1,4 +1,4 @@
-//! Disconnects and what they do: at once, after a grace, and among many calls.
+//! Disconnects and what they do: at once, after a grace period, and among many calls.
 
 mod abandoned;
 mod answered;

@@ -11,7 +11,7 @@ use crate::support::{example::Example, *};
 const README: &str = include_str!("../../../README.md");
 const PROGRAM: &str = include_str!("../../../examples/quick_start.rs");
 
-/// How long a busy machine may delay the end of a grace.
+/// How long a busy machine may delay the end of a grace period.
 const MARGIN: Duration = Duration::from_secs(10);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Policies by caller. An outer middleware adds the tenant, and each tenant has its own grace.
+//! Policies by caller. An outer middleware adds the tenant, and each tenant has its own grace period.
 
 use std::{
     sync::{Arc, Mutex},

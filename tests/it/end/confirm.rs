@@ -314,7 +314,7 @@ async fn detached(server: Server, grace: Duration) -> (StoppedClock, Setup, Mcp,
     (clock, setup, mcp, confirmations)
 }
 
-/// Like [`detached`], but its grace has already ended.
+/// Like [`detached`], but its grace period has already ended.
 async fn orphaned(server: Server) -> (StoppedClock, Setup, Mcp, Confirmations) {
     let started = detached(server, GRACE).await;
     started.0.advance(GRACE + TICK).await;

@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::support::{example::Example, *};
 
-/// The example's limits, which are 3 s for calls, 1 s for cancels and 2 s for connections.
+/// The example's limits, which are 3 s for calls, 1 s for cancellations and 2 s for connections.
 const BOUND: Duration = Duration::from_secs(3 + 1 + 2);
 
 /// How much a busy machine may add.

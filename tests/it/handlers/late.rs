@@ -50,7 +50,7 @@ async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     let mut standalone = standalone(&mcp).await;
     let _call = setup.start_call(&mcp, 7, "any", "cancelled").await;
 
-    // A disconnect does not cancel anything here, so the client sends a cancel.
+    // A disconnect does not cancel anything here, so the client sends a cancellation.
     assert_eq!(mcp.cancel(7).await, 202);
 
     let [progress, request] = &until_last(&mut standalone).await[..] else {
@@ -63,7 +63,7 @@ async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
 
 /// The answer has already passed the session's transport when the call is cancelled.
 ///
-/// Both the answer and the cancel are waiting behind an unread stream, and which of them the session handles first is
+/// Both the answer and the cancellation are waiting behind an unread stream, and which of them the session handles first is
 /// random.
 #[tokio::test]
 async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
@@ -150,7 +150,7 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
     }
 }
 
-/// Returns a handler that waits for its cancel, or for the notice if its label is `newer`.
+/// Returns a handler that waits for its cancellation, or for the notice if its label is `newer`.
 ///
 /// After the notice it sends progress under its call's token, and then [`LAST`].
 fn progressing() -> (Scripted, Arc<Notify>) {
@@ -268,10 +268,10 @@ async fn settle() {
 
 /// Returns a handler that ignores its token.
 ///
-/// After its cancel it sends progress, a request to its client, and finally [`LAST`] under a token that is not any
+/// After its cancellation it sends progress, a request to its client, and finally [`LAST`] under a token that is not any
 /// call's. Also returns a channel with the error for that request.
 ///
-/// Only call 7 waits for its cancel. Other calls just send [`LAST`].
+/// Only call 7 waits for its cancellation. Other calls just send [`LAST`].
 fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     let (refusals, refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {

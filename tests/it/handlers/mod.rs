@@ -1,4 +1,4 @@
-//! What a cancel does to a handler, and whether its work stops.
+//! What a cancellation does to a handler, and whether its work stops.
 
 mod abort;
 mod forwarded;

@@ -177,7 +177,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 
-/// A cancel for the older call would hit the newer call, which is not tracked.
+/// A cancellation for the older call would hit the newer call, which is not tracked.
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -219,7 +219,7 @@ async fn a_refused_request_over_the_limit_does_not_hide_an_older_call_with_its_i
     assert!(setup.witness.ended("older").await.is_cancelled());
 }
 
-/// The older call's cancel would be replayed, and both calls have the same id.
+/// The older call's cancellation would be replayed, and both calls have the same id.
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_at_the_limit() {
     let setup = limited(Server::LayerOnly, |limits| limits.calls(1));

@@ -85,7 +85,7 @@ async fn run_cycles(server: Server, clock: Clock) {
     let setup = Plan::of(server)
         .grace(Grace::After(GRACE))
         .sessions(|mut local| {
-            // A grace is never shorter than the `retry` that the server sends.
+            // A grace period is never shorter than the `retry` that the server sends.
             local.session_config.sse_retry = Some(GRACE / 2);
             local
         })
@@ -181,7 +181,7 @@ fn assert_each_ended_once(setup: &Setup, clock: &Clock) {
     assert!(count(|kind| *kind == EventKind::Ended(ORPHANED)) > some(20));
     assert!(count(|kind| *kind == EventKind::Resumed) > some(5));
     assert_eq!(count(|kind| matches!(kind, EventKind::UnparsedBody(_))), 0);
-    // In real time, a DELETE can overtake an orphan's cancel.
+    // In real time, a DELETE can overtake an orphan's cancellation.
     let failed = count(|kind| matches!(kind, EventKind::CancelFailed(_)));
     assert!(failed == 0 || clock.is_real(), "{failed} cancels failed");
 }

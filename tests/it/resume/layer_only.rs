@@ -17,7 +17,7 @@ const CALL: &str =
 
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Longer than the grace.
+/// Longer than the grace period.
 const LATE: Duration = Duration::from_millis(800);
 
 /// Longer than any timer in these tests.

@@ -33,7 +33,7 @@ async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Serv
         }
         assert!(stream.is_complete(), "the stream has ended properly");
         setup.events.detached_again(&mcp, 1, poll).await;
-        // Nearly the whole grace each time, because every grace starts in full.
+        // Nearly the whole grace period each time, because every grace period starts in full.
         clock.advance(MIN_GRACE - TICK).await;
         stream = mcp.resume(last.as_deref().expect("an id")).await;
         assert_eq!(stream.head().await.status, 200);
@@ -141,7 +141,7 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
 
     assert_eq!(received.id, None);
     assert_eq!(received.json()["error"]["code"], -32_800);
-    // Twenty resumes without an event renew the grace, and then it expires.
+    // Twenty resumes without an event renew the grace period, and then it expires.
     assert!((21..=29).contains(&polls), "{polls}");
     assert!(setup.calls.is_empty());
 }

@@ -196,7 +196,7 @@ async fn ids_that_only_look_like_rmcps_do_not_join_two_calls() {
 
 /// Asserts that the call keeps running, because its client is connected.
 ///
-/// The clock stops where a grace would end, because a deadline that is noticed late is postponed.
+/// The clock stops where a grace period would end, because a deadline that is noticed late is postponed.
 async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
     setup.assert_usable(mcp).await;
     let before = setup.events.of(mcp, 1);

@@ -102,11 +102,11 @@ type PendingCall = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 /// Where the gate is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GateAt {
-    /// Before a cancel, and after a resume.
+    /// Before a cancellation, and after a resume.
     CancelsAndResumes,
     /// Before the first resume. Later resumes pass.
     FirstResume,
-    /// After a cancel.
+    /// After a cancellation.
     AfterCancels,
     /// Before a session is closed.
     Close,
@@ -153,7 +153,7 @@ impl ServerHandler for FloodTool {
     }
 }
 
-/// Like [`FloodTool`], plus a tool that records its start and its cancel.
+/// Like [`FloodTool`], plus a tool that records its start and its cancellation.
 #[derive(Clone, Default)]
 struct RecordingTool {
     floods: FloodTool,
@@ -292,7 +292,7 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// The cancel checks which call it would hit just as the new call is about to wait for it.
+/// The cancellation checks which call it would hit just as the new call is about to wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
     let gated = Arc::new(GatedManager::new(GateAt::Close));
@@ -317,7 +317,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
     let sessions = CancellableSessionManager::new(Shared(gated));
     let app = serve_with(sessions, recording.clone(), layer);
     let session = open(&app).await;
-    // Never answers, because rmcp cancels a call with the same id as one that answers after its cancel.
+    // Never answers, because rmcp cancels a call with the same id as one that answers after its cancellation.
     let first = send(&app, post(call_of("note forever", 1), Some(&session))).await;
     let records = |what: &'static [&'static str]| {
         let records = recording.records.clone();
@@ -328,7 +328,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
         })
     };
     records(&["started"]).await;
-    // The only worker is blocked, so the cancel has to wait.
+    // The only worker is blocked, so the cancellation has to wait.
     let (is_blocked, blocks) = std::sync::mpsc::channel();
     let _blocking = Handle::current().spawn(async move {
         is_blocked.send(()).unwrap();
@@ -404,7 +404,7 @@ async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_
     assert_eq!(log.ends(&number(1)), [Outcome::Failed, disconnected]);
 }
 
-/// The inner manager has handled the cancel but returns late.
+/// The inner manager has handled the cancellation but returns late.
 #[tokio::test]
 async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(GatedManager::new(GateAt::AfterCancels));
@@ -760,7 +760,7 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
 
 /// A service that serves requests in their own tasks can reach the session at any moment.
 ///
-/// In this test it does so while the cancel is being reported.
+/// In this test it does so while the cancellation is being reported.
 #[tokio::test]
 async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
     let gated = Arc::new(GatedManager::new(GateAt::Close));
@@ -896,7 +896,7 @@ impl FullSession {
     }
 }
 
-/// The client sends its cancel while its call is waiting for room. rmcp receives the cancel before the call.
+/// The client sends its cancellation while its call is waiting for room. rmcp receives the cancellation before the call.
 #[tokio::test]
 async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_keep_running() {
     let full = FullSession::with(CancelOnDisconnectLayer::new()).await;
@@ -953,7 +953,7 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
     assert_eq!(full.calls.len(), 0, "the call is kept forever");
 }
 
-/// The new call waits for the cancel, so the cancel must not be dropped on its account.
+/// The new call waits for the cancellation, so the cancellation must not be dropped on its account.
 #[tokio::test]
 async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent() {
     let tools = RecordingTool::default();
@@ -982,7 +982,7 @@ async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent()
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// A cancel can take up to 10 s, and a new call waits for it that long.
+/// A cancellation can take up to 10 s, and a new call waits for it that long.
 #[tokio::test]
 async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();

@@ -191,7 +191,7 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The call has never reached its session's manager, so no cancel is sent.
+/// The call has never reached its session's manager, so no cancellation is sent.
 #[tokio::test]
 async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_abandoned() {
     let other = |router: Router| {
@@ -224,7 +224,7 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The attacker's request could become a call that the cancel would hit.
+/// The attacker's request could become a call that the cancellation would hit.
 async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
     let (gate, setup, mcp, call, mut refused) = refusing_after_reading(server).await;
 
@@ -326,7 +326,7 @@ async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_old
 
 /// It is as if the call had waited in a queue.
 ///
-/// The server never received the call, but would receive its cancel.
+/// The server never received the call, but would receive its cancellation.
 async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
@@ -347,7 +347,7 @@ async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(s
 
 /// Returns the outcome of a call whose client disconnects before the server accepts it.
 ///
-/// Meanwhile, another call has its id. The layer does not send a cancel that would hit the other call, whereas a
+/// Meanwhile, another call has its id. The layer does not send a cancellation that would hit the other call, whereas a
 /// session manager would send it only after the request.
 fn outcome_if_never_accepted(server: Server) -> Outcome {
     match server {

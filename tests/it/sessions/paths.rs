@@ -74,7 +74,7 @@ impl Bench {
 
     /// Asserts that two calls are kept by a resume that arrives in time.
     ///
-    /// The server does not answer the resume until after the grace. The first call's resumed stream then gets its
+    /// The server does not answer the resume until after the grace period. The first call's resumed stream then gets its
     /// answer, while the second call is cancelled and its stream gets the error.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
@@ -93,7 +93,7 @@ impl Bench {
             clock.advance(GRACE - TICK).await;
             let mut resumed = self.gate.resume(mcp, &primed.id.expect("an id")).await;
 
-            // The first step stops just past the end of the grace, because a deadline that is noticed later is
+            // The first step stops just past the end of the grace period, because a deadline that is noticed later is
             // postponed.
             for later in [2 * TICK, Duration::from_secs(3)] {
                 clock.advance(later).await;

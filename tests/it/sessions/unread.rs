@@ -47,7 +47,7 @@ async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: S
     assert_cancels_in_time(&setup, &mcp, other).await;
 }
 
-/// The inner stream is dropped first, which lets the cancel through.
+/// The inner stream is dropped first, which lets the cancellation through.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
     let plan = with_small_buffer(server).grace(Grace::Never);

@@ -5,7 +5,7 @@
 //! moves when the test advances it.
 //!
 //! Whatever happens at whichever step, a call ends once, and its token fires if and only if it has been cancelled. The
-//! server gets each cancel at most once, and never one for another call. What the client receives is a prefix of the
+//! server gets each cancellation at most once, and never one for another call. What the client receives is a prefix of the
 //! complete response, and no state remains.
 
 mod inside;

@@ -115,7 +115,7 @@ impl Foreign {
         *self.on_next_request.lock().unwrap() = Some(Box::new(action));
     }
 
-    /// Sends a cancel for a call, as its client would.
+    /// Sends a cancellation for a call, as its client would.
     pub(crate) async fn cancel(&self, id: i64) {
         let message = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } });
         let request = http::Request::post("/mcp").header("content-type", "application/json");

@@ -34,13 +34,13 @@ pub type Bare = StreamableHttpService<Tools, LocalSessionManager>;
 pub enum SessionMode {
     /// Sessions whose manager binds the calls.
     Wrapped,
-    /// Sessions with rmcp's own manager. Calls are read from the body, and cancelled by replaying a cancel.
+    /// Sessions with rmcp's own manager. Calls are read from the body, and cancelled by replaying a cancellation.
     LayerOnly,
     /// No sessions, and responses are event streams.
     Stateless,
 }
 
-/// A running server whose layer has no grace, and everything that can be observed about it.
+/// A running server whose layer has no grace period, and everything that can be observed about it.
 pub struct Bench {
     pub mode: SessionMode,
     pub witness: Witness,

@@ -3,7 +3,7 @@
 //! The clock jumps from one time to the next. rmcp is real and runs in process.
 //!
 //! A [`Story`] describes the server and the planned events, and [`play`] records what happens. The oracle follows the
-//! manual: a client that returns within its grace, or while its answer is retained, gets its call or its answer. A call
+//! manual: a client that returns within its grace period, or while its answer is retained, gets its call or its answer. A call
 //! that may keep running ends on its own. No report is repeated, and no state remains.
 //!
 //! The generated stories are a sample. `TIMELINES` sets how many there are, and `TEST_SEED` sets the first.

@@ -1,6 +1,6 @@
 //! The expected outcome of a story.
 //!
-//! It is derived only from what the manual promises about graces and retained answers.
+//! It is derived only from what the manual promises about grace periods and retained answers.
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ pub(super) struct Story {
     pub(super) calls: Vec<CallStory>,
 }
 
-/// How often an orphan's cancel is postponed, and for how long each time.
+/// How often an orphan's cancellation is postponed, and for how long each time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Confirm {
     pub(super) times: u32,

@@ -224,7 +224,7 @@ async fn a_disconnect_from_any_bad_body_does_not_affect_a_stateless_call() {
 
 /// Reads the body of a request that asks for it, reports that, and then never answers.
 ///
-/// A replayed cancel is passed to rmcp.
+/// A replayed cancellation is passed to rmcp.
 async fn undecided(
     State(read): State<mpsc::UnboundedSender<()>>,
     request: AxumRequest,

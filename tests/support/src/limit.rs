@@ -10,7 +10,7 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 /// `what` is only formatted at that point, so it can show the state at the time of the failure.
 ///
 /// The limit is in real time, because a paused clock jumps to the next timer whenever the runtime is idle. If it were
-/// on tokio's clock, a test that waits for a longer timer, such as a grace of 20 s, would fail.
+/// on tokio's clock, a test that waits for a longer timer, such as a grace period of 20 s, would fail.
 #[allow(
     clippy::disallowed_types,
     reason = "the limit must not follow a test's paused clock"

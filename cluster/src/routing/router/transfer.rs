@@ -2,8 +2,8 @@
 //!
 //! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
 //! the client cancels the call while it is waiting, it never starts, and since no session has it yet, this instance answers it itself. The
-//! cancel is reported by the session manager, which means that the application has accepted it, no matter whether a client or a peer sent
-//! it.
+//! cancellation is reported by the session manager, which means that the application has accepted it, no matter whether a client or a peer
+//! sent it.
 
 use std::sync::{Arc, Mutex};
 
@@ -140,7 +140,7 @@ impl WaitingCalls {
 
     /// Cancels a session's waiting calls that have the JSON-RPC id `request`.
     ///
-    /// The application must have accepted the cancel.
+    /// The application must have accepted the cancellation.
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
         for call in lock(&self.0).iter() {
             if call.session == session && call.request == *request {

@@ -3,8 +3,8 @@
 //! | check | violated by |
 //! |---|---|
 //! | [`Check::Owner`] (a) | a call that starts on an instance after another live one has started to serve its session |
-//! | [`Check::Attached`] (b) | cancelling a call whose client is attached, or has been disconnected for less than a grace |
-//! | [`Check::TurnedAway`] (b) | cancelling a call whose client a live instance has turned away within the grace |
+//! | [`Check::Attached`] (b) | cancelling a call whose client is attached, or has been disconnected for less than a grace period |
+//! | [`Check::TurnedAway`] (b) | cancelling a call whose client a live instance has turned away within the grace period |
 //! | [`Check::NotFound`] (c) | a 404 for a session whose owner is alive |
 //! | [`Check::NotRestored`] (c) | a 404 for a session that the directory has never lost |
 //! | [`Check::Answer`] (d) | a call that ended in time, but whose client gets an error instead of the answer, or no reply |

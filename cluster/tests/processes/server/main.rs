@@ -38,7 +38,7 @@ mod tools;
 /// How long connections may take to close after the last call.
 const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The reconnect delay sent to SDKs, which is short because the graces are.
+/// The reconnect delay sent to SDKs, which is short because the grace periods are.
 const RETRY: Duration = Duration::from_millis(300);
 
 /// The log filter if `RUST_LOG` is not set.

@@ -1,4 +1,4 @@
-//! Sends the layer's cancel for a call to the server.
+//! Sends the layer's cancellation for a call to the server.
 
 use std::{convert::Infallible, future::poll_fn};
 
@@ -21,9 +21,9 @@ where
     S: Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    /// Sends the layer's cancel for a call, with the call's credentials.
+    /// Sends the layer's cancellation for a call, with the call's credentials.
     ///
-    /// The server may refuse them, for example because a token has expired during the call. The cancel is then sent once more
+    /// The server may refuse them, for example because a token has expired during the call. The cancellation is then sent once more
     /// with the latest credentials that the server has accepted in the session, if those are different.
     pub(super) async fn cancel(
         &mut self,
@@ -63,9 +63,9 @@ where
     }
 }
 
-/// Replaces the request id in a cancel with the one that the client wrote.
+/// Replaces the request id in a cancellation with the one that the client wrote.
 ///
-/// A server may distinguish `1` from `1.0`. A cancel that already has this id is left unchanged.
+/// A server may distinguish `1` from `1.0`. A cancellation that already has this id is left unchanged.
 fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
     let Some(body) = message.with_request_id(request.body(), id) else {
         return request;

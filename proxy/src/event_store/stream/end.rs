@@ -53,7 +53,7 @@ impl Stream {
 
     /// Counts a client's request to end the call, until the returned guard is dropped.
     ///
-    /// Such a request is the client's own cancel or a DELETE. Many servers close the stream before they answer one, so in the
+    /// Such a request is the client's own cancellation or a DELETE. Many servers close the stream before they answer one, so in the
     /// meantime a stream that ends does not mean that the answer is lost.
     pub(in crate::event_store) fn begin_end(&self) -> PendingEndGuard {
         self.0.pending_ends.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@
 //!    call's client has disconnected, the session task uses the standalone stream instead, provided that a client is reading it
 //!    or that the call's stream cannot be resumed. If no client is reading the standalone stream, the session task sends a
 //!    request from the server to the newest of several open calls whose stream a client is reading.
-//! 4. **A cancel** from the client closes the call. From then on the call only receives its answer, and only within
+//! 4. **A cancellation** from the client closes the call. From then on the call only receives its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] that have not been answered are remembered.
 //! 6. **At the end**, every stream that is still open is returned once, and no call can start any more.
@@ -103,7 +103,7 @@ struct Unanswered<S> {
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
-    /// How long the process has been blocked since the cancel.
+    /// How long the process has been blocked since the cancellation.
     blocked_for: Duration,
     /// Whether the call can still become [overdue](Due::overdue).
     may_be_overdue: bool,

@@ -201,7 +201,7 @@ fn a_process_that_was_blocked_has_its_whole_time_afterwards() {
     routes.on_cancelled(&id("1"), now);
     let blocked = Duration::from_secs(100);
     assert!(!routes.due(now + blocked, true).overdue);
-    // The process had already been blocked before the cancel.
+    // The process had already been blocked before the cancellation.
     routes.add_blocked_time(now + blocked, blocked * 2);
     assert_eq!(routes.next_due(), Some(now + blocked + after));
     assert!(!routes.due(now + blocked, false).overdue);

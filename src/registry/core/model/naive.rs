@@ -84,7 +84,7 @@ pub(super) struct Call {
     is_maybe_resumed: bool,
     detachment: Option<Detachment>,
     was_postponed: bool,
-    /// The times of the rechecks that are due because the grace was found expired late.
+    /// The times of the rechecks that are due because the grace period was found expired late.
     rechecks: Vec<Instant>,
     /// When the last pending resume ended, or its deadline if that is earlier.
     resumes_ended_at: Option<Instant>,
@@ -92,11 +92,11 @@ pub(super) struct Call {
     background_readers: usize,
     /// When the call is removed. `None` unless its last background reader ended while it was detached.
     unobserved_until: Option<Instant>,
-    /// Whether the grace has expired, so that the call is about to be cancelled.
+    /// Whether the grace period has expired, so that the call is about to be cancelled.
     is_expired: bool,
-    /// Number of times the grace has expired.
+    /// Number of times the grace period has expired.
     expiry_count: usize,
-    /// Whether the cancel has been confirmed.
+    /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
     empty_resumes: u32,
     last_deadline: Option<Instant>,
@@ -278,7 +278,7 @@ impl Model {
         true
     }
 
-    /// Rules 5 and 7. A resume that finds a grace expired late shows that the runtime has been stalled.
+    /// Rules 5 and 7. A resume that finds a grace period expired late shows that the runtime has been stalled.
     pub(super) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(call) = self.get_mut(id) else {
             return false;
@@ -365,7 +365,7 @@ impl Model {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Returns the expiry for which the cancel was decided on, or `None` if it no longer holds.
+    /// Returns the expiry for which the cancellation was decided on, or `None` if it no longer holds.
     pub(super) fn expiry(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)
@@ -412,7 +412,7 @@ impl Model {
         })
     }
 
-    /// Rules 2 and 11. Returns whether a cancel may be injected.
+    /// Rules 2 and 11. Returns whether a cancellation may be injected.
     pub(super) fn finish(&mut self, id: CallId, completed: Option<Completed>) -> Option<bool> {
         let call = self.remove(id)?;
         let has_same_key = |other: &Call| other.has_key(call.scope, &call.request);
@@ -646,7 +646,7 @@ impl Call {
         self.due().is_some_and(|at| at <= now && !self.is_expired)
     }
 
-    /// Rule 7. Postpones the call if its grace has been found expired late. Returns `true` if it was postponed.
+    /// Rule 7. Postpones the call if its grace period has been found expired late. Returns `true` if it was postponed.
     fn postpone_if_late(&mut self, now: Instant) -> bool {
         let Some(due) = self.due() else {
             return false;

@@ -1,4 +1,4 @@
-//! `CallToken::on_cancel`, whose clean-ups run only after a cancel.
+//! `CallToken::on_cancel`, whose clean-ups run only after a cancellation.
 
 use std::sync::{
     Arc,

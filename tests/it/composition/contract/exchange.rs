@@ -90,7 +90,7 @@ impl Kind {
     }
 }
 
-/// Returns a layer without a grace, and its log.
+/// Returns a layer without a grace period, and its log.
 pub(super) fn immediate() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
 }
@@ -144,7 +144,7 @@ pub(super) fn exchange(
     respond(layer, request, move |_| event_stream(script.body()))
 }
 
-/// Sends a request through a layer without a grace, to a service whose stream stalls.
+/// Sends a request through a layer without a grace period, to a service whose stream stalls.
 pub(super) fn stalled(
     kind: Kind,
 ) -> (
@@ -158,7 +158,7 @@ pub(super) fn stalled(
     (layer, log, response, token)
 }
 
-/// Prepares a request through a layer without a grace.
+/// Prepares a request through a layer without a grace period.
 ///
 /// The service reads it in full and then runs `rest`.
 pub(super) fn sent<F, E: 'static>(
@@ -180,7 +180,7 @@ where
     (layer, log, tokens, response)
 }
 
-/// Asserts that the call, if there is one, has ended with this cancel.
+/// Asserts that the call, if there is one, has ended with this cancellation.
 pub(super) fn assert_cancelled(log: &Log, kind: Kind, reason: CancelReason) {
     if kind.is_call() {
         let end = [Outcome::Cancelled(reason)];
@@ -216,7 +216,7 @@ impl Tokens {
     pub(super) fn record<B>(&self, request: &Request<B>) {
         let token = request.extensions().get::<CallToken>();
         if let Some(token) = token.filter(|token| !token.is_replay()) {
-            // Querying the token marks it as observed, so that a cancel counts as delivered.
+            // Querying the token marks it as observed, so that a cancellation counts as delivered.
             assert!(!token.is_cancelled());
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         }

@@ -69,7 +69,7 @@ async fn a_route_without_the_layer_answers_500_with_the_reason() {
 
 /// A handler that holds the token can check it at any time.
 ///
-/// The cancel therefore counts as delivered.
+/// The cancellation therefore counts as delivered.
 #[tokio::test]
 async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned() {
     let strict = post(async |_: CallToken, _: Bytes| std::future::pending::<()>().await);
@@ -95,7 +95,7 @@ async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned(
     }
 }
 
-/// A cancel that the layer replays passes through the same extractors as a client's request.
+/// A cancellation that the layer replays passes through the same extractors as a client's request.
 #[tokio::test]
 async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
     let (sender, mut cancels) = mpsc::unbounded_channel();

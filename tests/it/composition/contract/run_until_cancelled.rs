@@ -1,4 +1,4 @@
-//! `CallToken::run_until_cancelled`: a cancel drops the future, but no result is lost.
+//! `CallToken::run_until_cancelled`: a cancellation drops the future, but no result is lost.
 
 use std::{
     future::{Future, pending, poll_fn},

@@ -93,7 +93,7 @@ fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
     runtime.block_on(tokio::task::yield_now());
 }
 
-/// Waits for a replay, which must be a cancel for the call.
+/// Waits for a replay, which must be a cancellation for the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
     let replay = runtime.block_on(within("the replay to arrive", replays.recv()));
     let replay = replay.expect("the service is alive");

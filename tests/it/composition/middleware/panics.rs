@@ -31,7 +31,7 @@ fn fragile(app: Router) -> Router {
     ) -> Response {
         let panics = request.headers().contains_key("x-panic");
         let response = next.run(request).await;
-        // Panic only once, because a replayed cancel has its call's headers.
+        // Panic only once, because a replayed cancellation has its call's headers.
         if panics && !has_panicked.swap(true, Ordering::Relaxed) {
             panic!("a middleware panics on purpose");
         }

@@ -1,7 +1,7 @@
 //! The token in a handler's context fires with the call's own token.
 //!
 //! This applies even where rmcp alone never cancels: to a call at revision 2026-07-28 whose events are stored, and to a
-//! call whose cancel the server has refused.
+//! call whose cancellation the server has refused.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ async fn bare_rmcp_does_not_fire_the_token_of_a_stored_call() {
     assert!(setup.witness.is_running("a"));
 }
 
-/// Before 2026-07-28 a disconnect is not a cancel.
+/// Before 2026-07-28 a disconnect is not a cancellation.
 ///
 /// With a store, the client can resume on any server.
 #[tokio::test]

@@ -88,7 +88,7 @@ async fn client_of(server: &Setup) -> Client {
     Arc::new(().serve(transport).await.expect("a connection"))
 }
 
-/// Forwards the cancel, like the `gateway` example.
+/// Forwards the cancellation, like the `gateway` example.
 async fn call_next(
     next: &RunningService<RoleClient, ()>,
     label: &str,

@@ -41,7 +41,7 @@ struct Server {
 /// A request that is waiting for its answer.
 #[derive(Debug)]
 struct ReceivedRequest {
-    /// `None` for a replayed cancel.
+    /// `None` for a replayed cancellation.
     token: Option<CallToken>,
     headers: HeaderMap,
     answer: oneshot::Sender<io::Result<Response<Body>>>,
@@ -199,7 +199,7 @@ impl Feed {
     }
 }
 
-/// Returns a request's token, taken as by a handler that is to be notified of a cancel.
+/// Returns a request's token, taken as by a handler that is to be notified of a cancellation.
 fn observed_token(extensions: &Extensions) -> Option<CallToken> {
     let token: Option<CallToken> = extensions.get().cloned();
     assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));

@@ -86,7 +86,7 @@ impl Events {
 
     /// Waits until a call has been detached and is still running.
     ///
-    /// Returns its grace, and when it was detached.
+    /// Returns its grace period, and when it was detached.
     pub(crate) async fn detached(
         &self,
         mcp: &Mcp,

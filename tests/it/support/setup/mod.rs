@@ -73,7 +73,7 @@ pub(crate) use self::{
     store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
 
-/// The grace set by [`Plan::with_grace`].
+/// The grace period set by [`Plan::with_grace`].
 pub(crate) const GRACE: Duration = Duration::from_secs(20);
 
 /// The resolution to which tokio rounds timers up.
@@ -231,12 +231,12 @@ impl Plan {
         }
     }
 
-    /// Returns the default plan with a grace of [`GRACE`].
+    /// Returns the default plan with a grace period of [`GRACE`].
     pub(crate) fn with_grace(server: Server) -> Self {
         Self::of(server).grace(Grace::After(GRACE))
     }
 
-    /// Sets the grace. By default there is none.
+    /// Sets the grace period. By default there is none.
     pub(crate) fn grace(mut self, grace: Grace) -> Self {
         self.layer = self.layer.grace(grace);
         self
@@ -534,7 +534,7 @@ impl Setup {
 
     /// Makes a whole call under a unique id.
     ///
-    /// When this returns, any messages that were already queued in the session, such as a cancel, have been processed.
+    /// When this returns, any messages that were already queued in the session, such as a cancellation, have been processed.
     pub(crate) async fn assert_usable(&self, mcp: &Mcp) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let text = format!("echo-{}", NEXT.fetch_add(1, Ordering::Relaxed));

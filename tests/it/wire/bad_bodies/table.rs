@@ -83,7 +83,7 @@ fn echo(id: &str, text: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#)
 }
 
-/// Returns a cancel with these parameters.
+/// Returns a cancellation with these parameters.
 fn cancel(params: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}"#)
 }
