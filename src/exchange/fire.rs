@@ -6,7 +6,11 @@ use super::{
     signal::{CleanUpTask, Hook},
     state::Exchange,
 };
-use crate::{call::CancelReason, timer::Migration};
+use crate::{
+    call::{CancelReason, RequestId},
+    policy::Grace,
+    timer::Migration,
+};
 
 // === impl Exchange ===
 
@@ -26,6 +30,15 @@ impl Exchange {
     /// Links `token`, so that it fires with the exchange's own token.
     pub(crate) fn link(&self, token: CancellationToken) {
         self.add_hook(Hook::Fire(token));
+    }
+
+    /// Returns the token if the call must keep running although its stream has been dropped, and nothing else has cancelled it.
+    ///
+    /// This is only for calls without a session. The others are not tied to a stream.
+    pub(crate) fn outlives_stream(&self, request: &RequestId) -> Option<CancellationToken> {
+        let call = self.call_with_request_id(request)?;
+        let must_run = call.session().is_none() && call.policy().grace == Grace::Never;
+        (must_run && self.signal.reason().is_none()).then(|| self.signal.token())
     }
 
     fn add_hook(&self, hook: Hook) {

@@ -12,7 +12,7 @@ use std::{
 use pin_project_lite::pin_project;
 use rmcp::{ErrorData, RoleServer, model::RequestId, service::RequestContext};
 use tokio::time::{Sleep, sleep};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::{
     call::CallInfo, catch_panic::catch_panic, mcp::error_for, observe::HandlerEnd, token::CallToken,
@@ -90,7 +90,7 @@ where
             }
         }
         match this.abort_timer.as_pin_mut() {
-            Some(timer) => ready!(timer.poll(cx)),
+            Some(timer) => ready!(timer.poll(this.request_info, cx)),
             None => return Poll::Pending,
         }
         drop_handler(this.handler);
@@ -135,6 +135,15 @@ impl RequestInfo {
         self
     }
 
+    /// Returns the call's own token if the context's token has fired only because the call's stream was dropped, which must not stop
+    /// the handler.
+    ///
+    /// When a call has no session, rmcp fires the context's token as soon as the stream is dropped, whatever the call's grace period is.
+    fn outlive_stream(&self) -> Option<CancellationToken> {
+        let exchange = self.call.as_ref()?.exchange();
+        exchange.outlives_stream(&(&self.request).into())
+    }
+
     fn log(&self, end: HandlerEnd) {
         let request = (&self.request).into();
         let exchange = self.call.as_ref().map(|call| call.exchange());
@@ -157,10 +166,14 @@ impl AbortTimer {
     }
 
     /// Returns `Ready` when the handler must be dropped.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.project();
+    fn poll(self: Pin<&mut Self>, request_info: &RequestInfo, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
         if this.sleep_until_abort.is_none() {
-            ready!(this.cancelled.poll(cx));
+            ready!(this.cancelled.as_mut().poll(cx));
+            if let Some(token) = request_info.outlive_stream() {
+                this.cancelled.set(token.cancelled_owned());
+                ready!(this.cancelled.poll(cx));
+            }
             if this.grace.is_zero() {
                 return Poll::Ready(());
             }

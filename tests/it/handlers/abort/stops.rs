@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use mcp_cancel_on_disconnect::AbortOnCancel;
+use mcp_cancel_on_disconnect::{AbortOnCancel, Grace};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{CallToolRequestParams, CallToolResponse},
@@ -71,6 +71,46 @@ async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
     assert_eq!(answer["error"]["code"], -32_603, "{answer}");
     assert!(setup.witness.ended("boom").await.is_dropped());
     setup.assert_completes("other", &mut other).await;
+}
+
+/// Without a session, rmcp fires the context's token as soon as the stream is dropped, but this must not stop the handler.
+#[tokio::test]
+async fn a_call_that_no_disconnect_cancels_runs_on_without_a_session() {
+    for server in [Server::Wrapped, Server::StatelessSse, Server::StatelessJson] {
+        for is_exempt in [true, false] {
+            let plan = Plan::of(server).abort_after(Duration::ZERO);
+            let plan = plan.layer(move |layer| match is_exempt {
+                true => layer.exempt(|call| call.tool() == Some("stubborn")),
+                false => layer.grace(Grace::Never),
+            });
+            let setup = plan.start().await;
+            let mcp = Mcp::sessionless(setup.served.addr, PATH);
+            setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
+            setup.witness.token_fired("a").await;
+            setup.exchanges.over_for("a").await;
+
+            setup.witness.release("a");
+
+            let end = setup.witness.ended("a").await;
+            assert!(end.is_completed(), "{server:?}, exempt: {is_exempt}");
+        }
+    }
+}
+
+/// The time limit of such a call applies even after its stream has been dropped.
+#[tokio::test]
+async fn a_call_that_no_disconnect_cancels_is_dropped_once_it_times_out() {
+    let plan = Plan::of(Server::StatelessSse)
+        .abort_after(Duration::ZERO)
+        .layer(|layer| layer.grace(Grace::Never).call_timeout(WINDOW));
+    let (clock, setup, mcp) = plan.stopped().await;
+    setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
+    setup.witness.token_fired("a").await;
+    assert!(setup.witness.is_running("a"));
+
+    clock.advance(WINDOW).await;
+
+    assert!(setup.witness.ended("a").await.is_dropped());
 }
 
 /// The control for all of these tests.
