@@ -108,7 +108,7 @@ async fn a_call_that_no_disconnect_cancels_is_dropped_once_it_times_out() {
     setup.witness.token_fired("a").await;
     assert!(setup.witness.is_running("a"));
 
-    clock.advance(WINDOW).await;
+    clock.advance(2 * WINDOW).await;
 
     assert!(setup.witness.ended("a").await.is_dropped());
 }
