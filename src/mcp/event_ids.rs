@@ -23,6 +23,8 @@ use rmcp::transport::streamable_http_server::session::{
 };
 use sha2::{Digest, Sha256};
 
+use super::replay;
+
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
@@ -238,13 +240,19 @@ impl EventStore for Sessionless {
                 let empty: EventStream = Box::pin(stream::empty());
                 return Ok(empty);
             };
-            let seal = self.seal.clone();
             let replayed = self.store.replay_events_after(id).await?;
-            let sealed: EventStream = Box::pin(replayed.map(move |mut event| {
-                seal.seal_event(&mut event);
-                event
-            }));
-            Ok(sealed)
+            let sealed = Sealed::new(replayed, Some(Box::new(self.seal.clone())));
+            let priming_event = replay::priming_event(last_event_id, None);
+            // Without an event, a client that uses the TypeScript SDK would not resume again.
+            let events = async {
+                let mut sealed = Box::pin(sealed.peekable());
+                match sealed.as_mut().peek().await {
+                    Some(_) => sealed.left_stream(),
+                    None => stream::iter([priming_event]).right_stream(),
+                }
+            };
+            let events: EventStream = Box::pin(stream::once(events).flatten());
+            Ok(events)
         })
     }
 }

@@ -86,25 +86,39 @@ macro_rules! log_call {
 pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
     match event {
         Event::Started { call } => log_call!(trace, call, sessions, "call started"),
-        Event::Detached { call, cause, grace } => match grace {
-            Some(Duration::ZERO) => {
-                log_call!(
+        Event::Detached { call, cause, grace } => {
+            let (why, grace) = (cause.text(), *grace);
+            let grace_field = grace.map(tracing::field::debug);
+            match grace {
+                // Its client is still connected.
+                _ if *cause == DetachCause::EndedByServer => log_call!(
                     debug,
                     call,
                     sessions,
-                    cause = cause.text(),
-                    "client disconnected"
-                );
+                    cause = why,
+                    grace = grace_field,
+                    "stream ended before the answer"
+                ),
+                Some(Duration::ZERO) => {
+                    log_call!(debug, call, sessions, cause = why, "client disconnected");
+                }
+                Some(_) => log_call!(
+                    debug,
+                    call,
+                    sessions,
+                    cause = why,
+                    grace = grace_field,
+                    "client disconnected, waiting for resume"
+                ),
+                None => log_call!(
+                    debug,
+                    call,
+                    sessions,
+                    cause = why,
+                    "client disconnected, call keeps running"
+                ),
             }
-            _ => log_call!(
-                debug,
-                call,
-                sessions,
-                cause = cause.text(),
-                grace = grace.map(tracing::field::debug),
-                "client disconnected, waiting for resume"
-            ),
-        },
+        }
         Event::Resumed { call, detachment } => log_call!(
             debug,
             call,

@@ -16,13 +16,13 @@ use crate::{
 
 const PAGE: &str = include_str!("../defaults.md");
 
-const GRACE: &str = "grace of a call that its client can resume";
-const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
+const GRACE: &str = "grace period of a call that its client can resume";
+const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace period";
 
 /// The rows whose value is a private constant, with the constant's file and name.
 const CONSTANTS: [(&str, &str, &str); 12] = [
     (
-        "time for the network that a grace leaves after `retry`",
+        "time for the network that a grace period leaves after `retry`",
         "src/disconnect.rs",
         "MAX_DELAY",
     ),
@@ -37,12 +37,12 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "DEFAULT_PROBE_INTERVAL",
     ),
     (
-        "time by which a pending resume extends the grace of its call",
+        "time by which a pending resume extends the grace period of its call",
         "src/registry/core/call_timers.rs",
         "MAX_RESUME_WAIT",
     ),
     (
-        "resumes in a row without an event that renew the grace (layer alone)",
+        "resumes in a row without an event that renew the grace period (layer alone)",
         "src/registry/core/call_timers.rs",
         "MAX_EMPTY_RESUMES",
     ),
@@ -57,7 +57,7 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "MAX_DELIVERED",
     ),
     (
-        "maximum time until a session accepts a cancel",
+        "maximum time until a session accepts a cancellation",
         "src/exchange/inject.rs",
         "INJECTION_TIMEOUT",
     ),

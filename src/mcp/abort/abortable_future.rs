@@ -74,29 +74,40 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // The handler is polled before the timer, so that a result from the same poll still counts.
-        let polled = catch_panic(|| {
-            let handler = this.handler.as_mut().as_pin_mut();
-            handler.map(|handler| handler.poll(cx))
-        });
-        match polled {
-            Some(Some(Poll::Pending)) => {}
-            Some(Some(ready)) => return ready,
-            Some(None) | None => {
-                drop_handler(this.handler);
-                this.request_info.log(HandlerEnd::Panicked);
-                let message = "The handler panicked";
-                return Poll::Ready(Err(ErrorData::internal_error(message, None)));
+        let mut polled = poll_handler(this.handler.as_mut(), cx);
+        if let Some(Poll::Pending) = polled {
+            match this.abort_timer.as_pin_mut() {
+                Some(timer) => ready!(timer.poll(this.request_info, cx)),
+                None => return Poll::Pending,
             }
+            // Poll the handler one last time, in case the token fired while it was being polled.
+            polled = poll_handler(this.handler.as_mut(), cx);
         }
-        match this.abort_timer.as_pin_mut() {
-            Some(timer) => ready!(timer.poll(this.request_info, cx)),
-            None => return Poll::Pending,
-        }
+        let end = match polled {
+            Some(Poll::Ready(result)) => return Poll::Ready(result),
+            Some(Poll::Pending) => HandlerEnd::Stopped,
+            None => HandlerEnd::Panicked,
+        };
         drop_handler(this.handler);
-        this.request_info.log(HandlerEnd::Stopped);
-        Poll::Ready(Err(error_for(None)))
+        this.request_info.log(end);
+        Poll::Ready(Err(match end {
+            HandlerEnd::Stopped => error_for(None),
+            HandlerEnd::Panicked => ErrorData::internal_error("The handler panicked", None),
+        }))
     }
+}
+
+/// Polls a handler. Returns `None` if it panics, or panicked before it returned its future.
+fn poll_handler<F: Future>(
+    mut handler: Pin<&mut Option<F>>,
+    cx: &mut Context<'_>,
+) -> Option<Poll<F::Output>> {
+    catch_panic(|| {
+        handler
+            .as_mut()
+            .as_pin_mut()
+            .map(|handler| handler.poll(cx))
+    })?
 }
 
 /// Drops a handler, whose destructors are user code and might panic.

@@ -115,6 +115,36 @@ async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
 }
 
 /// Any other response would keep the client polling.
+/// The TypeScript SDK resumes only after an event with an id.
+#[tokio::test]
+async fn a_client_without_a_session_can_poll_again_even_if_it_has_missed_nothing() {
+    let plan = Plan::of(Server::Wrapped).stored();
+    let plan = plan.config(|_| Mode::StatelessSse.config().with_sse_keep_alive(None));
+    let setup = plan.start().await;
+    let mcp = Mcp::stateless(setup.served.addr, PATH);
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let id = call
+        .event()
+        .await
+        .and_then(|event| event.id)
+        .expect("an id");
+    call.fin();
+
+    let mut polled = mcp.resume(&id).await;
+
+    assert_eq!(polled.head().await.status, 200);
+    let event = polled.event().await.expect("an event");
+    assert!(
+        event.is_priming() && event.id.as_deref() == Some(&*id),
+        "{event:?}"
+    );
+    assert!(polled.event().await.is_none());
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert_eq!(delivered(&mcp, &id).await, ["done:a"]);
+}
+
 #[tokio::test]
 async fn a_resume_of_a_cancelled_call_gets_only_the_error() {
     let clock = StoppedClock::stop();

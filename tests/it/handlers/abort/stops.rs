@@ -9,6 +9,7 @@ use rmcp::{
     service::RequestContext,
 };
 use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::yield_now};
 
 use super::{
     recorder::{Recorder, requests},
@@ -79,10 +80,11 @@ async fn a_call_that_no_disconnect_cancels_runs_on_without_a_session() {
     for server in [Server::Wrapped, Server::StatelessSse, Server::StatelessJson] {
         for is_exempt in [true, false] {
             let plan = Plan::of(server).abort_after(Duration::ZERO);
-            let plan = plan.layer(move |layer| match is_exempt {
-                true => layer.exempt(|call| call.tool() == Some("stubborn")),
-                false => layer.grace(Grace::Never),
-            });
+            let plan = if is_exempt {
+                plan.layer(|layer| layer.exempt(|call| call.tool() == Some("stubborn")))
+            } else {
+                plan.grace(Grace::Never)
+            };
             let setup = plan.start().await;
             let mcp = Mcp::sessionless(setup.served.addr, PATH);
             setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
@@ -111,6 +113,30 @@ async fn a_call_that_no_disconnect_cancels_is_dropped_once_it_times_out() {
     clock.advance(2 * WINDOW).await;
 
     assert!(setup.witness.ended("a").await.is_dropped());
+}
+
+/// Even without any time to end, a handler can see that its token has fired.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_is_being_polled_when_it_is_cancelled_is_polled_once_more() {
+    let (saw_cancel, mut seen) = mpsc::unbounded_channel();
+    let handler = Scripted::new(move |context| {
+        let saw_cancel = saw_cancel.clone();
+        async move {
+            while !context.ct.is_cancelled() {
+                std::thread::yield_now();
+            }
+            yield_now().await;
+            saw_cancel.send(()).expect("the test is running");
+            Ok("cleaned up".to_owned())
+        }
+    });
+    let plan = Plan::of(Server::Wrapped).abort_after(Duration::ZERO);
+    let setup = plan.start_scripted(handler).await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+
+    within("the last poll", seen.recv()).await.expect("a poll");
 }
 
 /// The control for all of these tests.

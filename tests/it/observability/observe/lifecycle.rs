@@ -8,6 +8,7 @@ for_servers!(sessions {
     the_lifecycle_of_an_orphan_is_logged_step_by_step,
     the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
     the_lifecycle_of_a_call_whose_client_resumes_is_logged,
+    a_stream_that_the_server_ends_is_not_logged_as_a_disconnect,
     a_cancel_by_the_client_is_logged_as_one,
     a_cancel_is_never_an_error,
 });
@@ -77,6 +78,26 @@ async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) 
     );
     assert!(completed.starts_with("TRACE … call completed call=…"));
     assert!(completed.ends_with(" lasted=1ms"), "{completed}");
+}
+
+async fn a_stream_that_the_server_ends_is_not_logged_as_a_disconnect(server: Server) {
+    let lines = Lines::all();
+    let (setup, mcp) = Plan::with_grace(server).client().await;
+    let mut call = setup.start_primed(&mcp, 1, "hold", "a").await;
+
+    setup.sessions.end_stream(&mcp, 0, None).await;
+    call.body_to_end().await;
+    setup.events.detached(&mcp, 1).await;
+
+    let [_, ended] = &*lifecycle(&lines) else {
+        panic!("{lines:?}");
+    };
+    let expected = "DEBUG … stream ended before the answer call=…";
+    assert!(ended.starts_with(expected), "{ended}");
+    assert!(
+        ended.ends_with(r#" cause="stream ended by the server" grace=20s"#),
+        "{ended}"
+    );
 }
 
 async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
