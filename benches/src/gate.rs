@@ -1,4 +1,4 @@
-//! The limits for the cost of a call: `gate.toml`.
+//! Limits on what a call may cost, from `gate.toml`.
 
 use std::fs;
 
@@ -9,19 +9,19 @@ use crate::{case::Case, valgrind::Count};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gate.toml");
 
-/// The contents of the file.
+/// The file's contents.
 #[derive(Debug, Deserialize)]
 pub struct Limits {
     pub limit: Vec<Limit>,
 }
 
-/// The limit of one case, as a ratio to bare rmcp, or as a difference for last-level misses.
+/// One case's limit: a ratio to bare rmcp, or a difference for last-level misses.
 #[derive(Debug, Deserialize)]
 pub struct Limit {
     pub case: Case,
     pub count: Count,
     pub most: f64,
-    /// The intended ratio, where one is defined.
+    /// The intended ratio, if one is defined.
     pub target: Option<f64>,
 }
 
@@ -32,12 +32,13 @@ impl Limits {
         Ok(toml::from_str(&fs::read_to_string(FILE)?)?)
     }
 
-    /// Writes the limits and keeps the rest of the file.
+    /// Writes the limits, keeping the rest of the file.
     pub fn write(&self) -> Result<()> {
         Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    /// Replaces the limits in `text`, which has them in this order, each `most` on its own line.
+    /// Replaces the limits in `text`, which lists them in this order with each `most` on a line of
+    /// its own.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
         let line = |line: &str| {

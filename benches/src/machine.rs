@@ -8,14 +8,14 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Restricts this thread and its later threads to one processor, see [`stay_in`].
+/// Restricts this thread, and the threads it starts later, to one processor, see [`stay_in`].
 ///
-/// The scheduler would otherwise affect the figures.
+/// Otherwise the scheduler would affect the figures.
 pub fn stay_on(processor: usize) -> Result<()> {
     stay_in(processor..processor + 1)
 }
 
-/// Restricts this thread and its later threads to those of these processors that exist.
+/// Restricts this thread, and the threads it starts later, to whichever of these processors exist.
 ///
 /// Does nothing if none of them exists.
 pub fn stay_in(processors: Range<usize>) -> Result<()> {
@@ -30,19 +30,19 @@ pub fn stay_in(processors: Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mean number of runnable processes during the last minute, or `unknown`.
+/// Returns the mean number of runnable processes over the last minute, or `unknown`.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// Returns the processor time of this process, in seconds.
+/// Returns the processor time used by this process, in seconds.
 pub fn processor_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the resident memory of this process, in MiB.
+/// Returns this process's resident memory, in MiB.
 pub fn resident() -> Result<f64> {
     status("VmRSS:")
 }

@@ -1,4 +1,4 @@
-//! Results of the benches, stored as JSON until the report is assembled.
+//! Bench results, stored as JSON until the report is assembled.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ pub mod page;
 
 pub use self::Bound::{AtLeast, AtMost};
 
-/// A result of a bench: a text, a table, and targets.
+/// A bench result: a text, a table, and targets.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
-    /// Name of the file, for example `latency`. It starts with the name of the bench.
+    /// The file name, such as `latency`. It starts with the bench's name.
     pub name: String,
     pub title: String,
-    /// What was measured, and which result would be bad. Markdown.
+    /// What was measured, and which result would be a bad one. Markdown.
     pub text: String,
     pub columns: Vec<String>,
     pub rows: Vec<Vec<String>>,
@@ -40,7 +40,7 @@ pub enum Bound {
     AtLeast(f64),
 }
 
-/// Returns the `target/report` of the crate, whatever the current directory.
+/// Returns the crate's `target/report`, whatever the current directory.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/report")
 }
@@ -48,9 +48,9 @@ pub fn folder() -> PathBuf {
 // === impl Section ===
 
 impl Section {
-    /// Reads the title, the text and the columns from the file in `sections`.
+    /// Reads the title, the text and the columns from the section's file in `sections`.
     ///
-    /// Replaces each `{name}` in the file by the value of that name, and fails if there is none.
+    /// Replaces each `{name}` in the file with the value of that name, and fails if it has none.
     pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
@@ -72,7 +72,7 @@ impl Section {
         })
     }
 
-    /// Returns the bench that measures the section, which is the first part of its name.
+    /// Returns the bench that measures the section, taken from the first part of its name.
     pub fn bench(&self) -> &str {
         self.name.split('-').next().unwrap_or(&self.name)
     }

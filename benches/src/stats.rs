@@ -4,14 +4,14 @@
 #[derive(Debug, Clone, Default)]
 pub struct Sample(Vec<f64>);
 
-/// Reproducible random numbers (splitmix64), so that every set-up has the same clients.
+/// Reproducible random numbers (splitmix64), so that every set-up gets the same clients.
 #[derive(Debug, Clone)]
 pub struct Dice(pub u64);
 
 // === impl Sample ===
 
 impl Sample {
-    /// Returns the smallest value that this share of the values does not exceed. `NaN` if the sample is empty.
+    /// Returns the smallest value that this share of the values does not exceed, or `NaN` for an empty sample.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         let index = rank.clamp(1, self.0.len().max(1)) - 1;
@@ -52,7 +52,7 @@ impl FromIterator<f64> for Sample {
 // === impl Dice ===
 
 impl Dice {
-    /// Returns a number from 0 to 1, excluding 1.
+    /// Returns a number from 0 up to but not including 1.
     pub fn share(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -1,4 +1,4 @@
-//! JSON as `serde_json` parses it, with all members of an object, including duplicates.
+//! JSON as `serde_json` parses it, with all of an object's members, including duplicates.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor},
 };
 
-/// A JSON value. Details that the judge does not use are dropped.
+/// A JSON value, without the details that the judge does not use.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
     Null,
     Bool,
     Integer(i64),
-    /// A number that does not fit `i64`.
+    /// A number that does not fit into an `i64`.
     Float(f64),
     Text(String),
     Array(Vec<Json>),
@@ -40,7 +40,7 @@ impl Json {
         matches!(self, Self::Object(_))
     }
 
-    /// Returns the member with the name `name`. Returns `Err` if there are several.
+    /// Returns the member named `name`, or `Err` if there are several.
     pub fn member(&self, name: &str) -> Result<Option<&Self>, Twice> {
         let Self::Object(members) = self else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Runs a case and prints the number and the bytes of the allocations of each request.
+//! Runs a case and prints how many allocations each request makes, and how many bytes they take.
 
 use benches::{case::Case, role, work::Work};
 
