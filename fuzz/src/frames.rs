@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::choices::Choices;
 
-/// Splits a text as the choices say. With zeros it stays whole.
+/// Splits a text according to the choices. With zeros it stays whole.
 pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut frames = Vec::new();

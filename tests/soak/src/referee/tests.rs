@@ -12,7 +12,7 @@ const WORK: Micros = 8 * SECOND;
 const CALL: &str = "c~8000~0~heeds";
 const START: Micros = 100 * SECOND;
 
-/// The facts of one call, sent at [`START`] on stream 1.
+/// The facts about one call, sent at [`START`] on stream 1.
 struct Story(Vec<Line>);
 
 impl Story {
@@ -315,7 +315,7 @@ fn a_stream_that_another_replaced_need_not_have_the_answer() {
     }
     let none = both().stream_ends(1_004, 1).answered().judged();
     assert_eq!(misdelivered(&none), [Misdelivery::LostAnswer]);
-    // A stream that ended earlier is not replaced by a later resume.
+    // A stream that had already ended is not replaced by a later resume.
     let again = Story::on("wrapped")
         .stream_ends(900, 1)
         .resumes(1_000, "0/0");
