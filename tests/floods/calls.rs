@@ -13,7 +13,8 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The timer ends many graces in several batches. The paused clock does not advance until all batches are done.
+/// The timer ends large numbers of graces in several batches. The paused clock does not advance until all of
+/// them are done.
 const ALL_ENDED: Duration = Duration::from_secs(1);
 
 fn layer() -> CancelOnDisconnectLayer {
@@ -115,7 +116,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
     });
 }
 
-/// The limits are 16 MiB in all and 1 MiB per session. The counted size is approximately the allocated size.
+/// The limits are 16 MiB in all and 1 MiB per session. The counted size is roughly the allocated size.
 #[test]
 fn retained_calls_take_no_more_memory_than_is_counted() {
     alone(async || {

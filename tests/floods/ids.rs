@@ -1,4 +1,4 @@
-//! Very many ids, and very long ids.
+//! Large numbers of ids, and very long ids.
 
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
@@ -10,7 +10,7 @@ use crate::{
     wrapped,
 };
 
-/// About the maximum length of an id in a body that is read.
+/// Roughly the longest id that fits into a body that is read.
 const LONG: usize = 4_000_000;
 
 fn immediate() -> CancelOnDisconnectLayer {
@@ -41,7 +41,7 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
     });
 }
 
-/// The record of a cancelled call contains the client's id.
+/// A cancelled call's record contains the client's id.
 #[test]
 fn long_ids_of_ended_calls_are_counted() {
     alone(async || {
@@ -63,7 +63,7 @@ fn long_ids_of_ended_calls_are_counted() {
     });
 }
 
-/// The session outlives its calls, and remembers which were cancelled.
+/// The session outlives its calls and remembers which of them were cancelled.
 #[test]
 fn long_ids_of_cancelled_calls_are_not_stored_with_their_session() {
     alone(async || {

@@ -1,4 +1,5 @@
-//! A real nginx or HAProxy on loopback for one test. It is killed on drop, and its temporary directory removed.
+//! A real nginx or HAProxy on loopback for one test. Dropping it kills the process and removes its temporary
+//! directory.
 
 use std::{
     fs,
@@ -9,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-/// Interval and number of checks whether a proxy is listening.
+/// How often, and how many times, to check whether a proxy is listening yet.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_CHECKS: u32 = 2_000;
 
-/// A proxy and its configuration, apart from the limits.
+/// Which proxy it is and how it is configured, apart from the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// nginx without buffering.
@@ -22,7 +23,7 @@ pub(crate) enum Kind {
     NginxBuffered,
     /// nginx with buffering for all answers.
     NginxBufferedAnyhow,
-    /// nginx that continues a request whose client has disconnected.
+    /// nginx that lets a request continue after its client has disconnected.
     NginxIgnoringAborts,
     /// HAProxy with its defaults.
     Haproxy,
@@ -98,7 +99,7 @@ fn nginx(
 ) -> String {
     let folder = folder.display();
     let idle_limit = idle_limit.as_millis();
-    // A single process is easy to kill. All its files are in the temporary directory.
+    // A single process is easy to kill. All of its files are in the temporary directory.
     format!(
         "daemon off; master_process off; pid {folder}/pid; error_log stderr;
         events {{ worker_connections 1024; }}
@@ -137,7 +138,7 @@ fn haproxy(addr: SocketAddr, server: SocketAddr, idle_limit: Duration, option: &
     )
 }
 
-/// Returns a port that is currently free.
+/// Returns a port that is free right now.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
     listener.local_addr().expect("a bound listener")
@@ -146,7 +147,7 @@ fn free_address() -> SocketAddr {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Panics if the proxy ends or does not listen in time.
+    /// Panics if the proxy exits or does not listen in time.
     #[allow(
         clippy::disallowed_methods,
         reason = "another process does not signal its readiness"
@@ -161,7 +162,7 @@ impl Proxy {
         assert!(listens, "it does not listen: {}", self.log_text());
     }
 
-    /// The contents of its log.
+    /// What the proxy has logged.
     fn log_text(&self) -> String {
         fs::read_to_string(self.folder.log()).unwrap_or_default()
     }
@@ -169,7 +170,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The process may have ended itself.
+        // The process may already have exited by itself.
         let _ended = self.process.kill();
         let _status = self.process.wait();
     }

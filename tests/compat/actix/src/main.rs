@@ -24,7 +24,7 @@ async fn main() {
 
 async fn serve(setup: Setup) -> SocketAddr {
     let (ready, address) = oneshot::channel();
-    // actix has its own runtimes.
+    // actix brings its own runtimes.
     thread::spawn(move || {
         let tools = Tools::new(&setup.witness);
         let mode = match setup.mode {

@@ -1,4 +1,4 @@
-//! rmcp 3, in the oldest version that the library supports and in the newest.
+//! rmcp 3, both the oldest version that the library supports and the newest.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,7 +1,7 @@
-//! rmcp 0.8, 1 and 2, for which there is no session manager and no `CallToken::of`.
+//! rmcp 0.8, 1 and 2, which have no session manager and no `CallToken::of`.
 //!
-//! Without sessions, rmcp does not notify these handlers of a disconnect: `RequestContext::ct` never fires. Their token
-//! is in the head of the HTTP request, which rmcp copies into the context.
+//! Without sessions, rmcp does not notify these handlers of a disconnect, as `RequestContext::ct` never fires. Instead
+//! they find their token in the head of the HTTP request, which rmcp copies into the context.
 
 use std::{net::SocketAddr, sync::Arc};
 
