@@ -22,7 +22,7 @@ mod script;
 )]
 mod setup;
 
-// `setup` uses this name for the support of the other tests.
+// `setup` knows the other tests' support by this name.
 use test_support as support;
 
 use self::script::{SCRIPT, scripted};

@@ -1,4 +1,4 @@
-// Two requests of a stored session arrive at a server that has to restore it. The client of the first disconnects.
+// Two requests in a stored session arrive at a server that has to restore it. The first one's client disconnects.
 
 use std::{
     collections::HashMap,
