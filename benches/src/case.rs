@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_read_from_its_own_words_and_from_no_others() {
+    fn a_case_is_parsed_from_its_display_form_only() {
         for case in Case::all() {
             assert_eq!(Case::named(&case.to_string()).unwrap(), case);
         }
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_case_gets_right_answers() {
+    async fn every_case_gets_correct_answers() {
         for case in Case::all() {
             let answer = case.run().await.unwrap().ask().await;
             answer.unwrap_or_else(|failure| panic!("{case}: {failure}"));

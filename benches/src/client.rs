@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_and_a_refusal_is_an_error() {
+    fn a_session_id_is_read_and_a_refusal_is_an_error() {
         let session = opened("HTTP/1.1 200 OK\r\nmcp-session-id: 7\r\n\r\nbody").unwrap();
         assert_eq!(session.unwrap(), "7");
         let refused = opened("HTTP/1.1 404 Not Found\r\n\r\n").unwrap_err();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_has_its_body_behind_the_blank_line() {
+    async fn a_request_has_its_body_after_the_blank_line() {
         let request = Request::post("http://localhost/mcp").header("host", "localhost");
         let request = request.body(Full::from("{}")).unwrap();
         let bytes = wire(request).await.unwrap();

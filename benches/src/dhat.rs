@@ -97,7 +97,7 @@ mod tests {
     const ROOT: &str = "/home/me/layer/src/";
 
     #[test]
-    fn an_allocation_belongs_to_the_caller_of_the_container() {
+    fn an_allocation_belongs_to_the_containers_caller() {
         let registry = "(/home/me/.cargo/registry/src/index-1";
         let table = [
             "0x1: malloc (in /usr/libexec/valgrind/preload.so)".to_owned(),

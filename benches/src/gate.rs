@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tightened_limit_allows_what_was_measured_and_little_more() {
+    fn a_tightened_limit_barely_allows_the_measured_value() {
         let mut limit = Limits::read().unwrap().limit.remove(0);
         limit.tighten(1.2034);
         assert!(limit.allows(1.2034) && limit.allows(1.213));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_written_to_its_own_place() {
+    fn each_limit_replaces_its_own_line() {
         let file = |last| {
             let case = "[[limit]]\ncase = \"bare plain\"\n";
             format!(
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_of_the_file_has_one_limit_for_a_count() {
+    fn each_case_has_at_most_one_limit_per_count() {
         let mut counted = BTreeSet::new();
         for limit in Limits::read().unwrap().limit {
             assert!(counted.insert((limit.case, limit.count)));

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instruction_is_locked_by_its_prefix_or_as_an_exchange_with_memory() {
+    fn a_lock_prefix_or_an_exchange_with_memory_locks_an_instruction() {
         let locked = "  1f0:\tlock cmpxchg %ecx,(%rdi)";
         assert_eq!(locked_at(locked), Some(0x1f0));
         assert_eq!(locked_at("  1f4:\txchg   %eax,(%rdi)"), Some(0x1f4));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_named_by_its_content_and_its_place_by_its_caller() {
+    fn a_lock_is_attributed_to_its_guarded_type_and_its_caller() {
         let std = "/rustc/59/library/std/src/sync/poison/mutex.rs:492";
         let stack = format!(
             "5c\ncompare_exchange\n/rustc/59/library/core/src/sync/atomic.rs:3\nlock<a::B>\n{std}\nseen\n/me/src/slot.rs:9\n"

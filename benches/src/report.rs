@@ -54,13 +54,16 @@ impl Section {
     pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
-        for (name, value) in values.as_object().context("values have names")? {
+        for (name, value) in values.as_object().context("the values have no names")? {
             let value = value.to_string();
             words = words.replace(&format!("{{{name}}}"), value.trim_matches('"'));
         }
-        ensure!(!words.contains('{'), "{name}.md has names without a value");
-        let (text, columns) = words.split_once("\n|").context("words without columns")?;
-        let (title, text) = text.split_once("\n\n").context("words without a text")?;
+        ensure!(
+            !words.contains('{'),
+            "{name}.md contains a name without a value"
+        );
+        let (text, columns) = words.split_once("\n|").context("no columns")?;
+        let (title, text) = text.split_once("\n\n").context("no text")?;
         let paragraphs = text.trim().split("\n\n");
         let columns = columns.trim().trim_matches('|').split('|');
         Ok(Self {
@@ -124,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_was_not_measured_does_not_hold() {
+    fn an_unmeasured_target_does_not_hold() {
         let mut target = section().targets.remove(0);
         target.measured = f64::NAN;
         assert!(!target.holds());
     }
 
     #[test]
-    fn a_section_has_its_words_with_values_in_them() {
+    fn a_section_fills_in_the_values() {
         let section = section();
         assert_eq!(section.title, "Work without a client, and destroyed work");
         let text = &section.text;
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn words_with_a_name_that_has_no_value_are_refused() {
+    fn a_name_without_a_value_is_an_error() {
         assert!(Section::new("wasted", json!({ "calls": 7 })).is_err());
     }
 }

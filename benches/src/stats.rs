@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_is_a_value_that_was_measured_and_a_median_may_lie_between_two() {
+    fn a_quantile_is_a_measured_value_but_a_median_may_lie_between_two() {
         let hundred: Sample = (1..=100).rev().map(f64::from).collect();
         let quantiles = [0.0, 0.5, 0.99, 0.991, 1.0].map(|share| hundred.quantile(share));
         assert_eq!(quantiles, [1.0, 50.0, 99.0, 100.0, 100.0]);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn dice_fill_the_range() {
+    fn dice_cover_the_range() {
         let mut dice = Dice(3);
         let shares: Sample = (0..1_000).map(|_| dice.share()).collect();
         assert!(shares.min() >= 0.0 && shares.max() < 1.0);

@@ -310,14 +310,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_has_the_figure_below_its_name() {
+    fn each_event_gets_the_figure_below_its_name() {
         let report = "==1== Events    : Ir I1mr\n==1== Collected : 412 7\n==1== I refs: 412\n";
         assert_eq!(events(report), Some([("Ir", 412), ("I1mr", 7)].into()));
         assert_eq!(events("==1== Events    : Ir\n"), None);
     }
 
     #[test]
-    fn a_part_has_the_name_that_the_program_gave_it_and_else_is_none() {
+    fn only_a_requested_part_has_a_name() {
         let text = "desc: Trigger: Client Request: find\n\nsummary: 7\nfn=x\ntotals: 41\n";
         assert_eq!(part(text).unwrap(), Some(("find".to_owned(), 41)));
         let text = "desc: Trigger: Program termination\n\ntotals: 41\n";

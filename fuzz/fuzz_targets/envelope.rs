@@ -92,10 +92,10 @@ fn judge(body: &[u8], read: &Result<ParsedMessage, ParseFailure>) {
         }
         (Verdict::Doubtful, Ok(read)) => panic!("{read:?} of {}", body.escape_ascii()),
         // An escape may be hiding a key, so the crate is free to reject the body.
-        (Verdict::Clear(message), Err(why)) => {
+        (Verdict::Clear(message), Err(reason)) => {
             assert!(
                 body.contains(&b'\\'),
-                "{why} for {message:?} in {}",
+                "{reason} for {message:?} in {}",
                 body.escape_ascii()
             );
         }
@@ -144,7 +144,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<ParsedMessage, ParseFailur
     let reported = std::mem::take(&mut *reported.lock().expect("no panic"));
     let (expected, unknown) = match read {
         Ok(read) => (call(read), None),
-        Err(why) => (None, Some(why)),
+        Err(reason) => (None, Some(reason)),
     };
     assert_eq!(reported.started, Vec::from_iter(expected.clone()));
     assert_eq!(reported.unknown, unknown);

@@ -69,17 +69,17 @@ fuzz_target!(|bytes: &[u8]| {
     let mut silence = move || silences.next().unwrap_or_default();
     let frames = frames::cut(text, &mut choices);
     if head != Head::EarlyJson {
-        read(&frames);
+        compare_events(&frames);
     }
     let script = Script {
         frames: frames.into_iter().map(|frame| (silence(), frame)).collect(),
         last: silence(),
     };
-    probed(text, &script, head);
+    compare_probed(text, &script, head);
 });
 
 /// Compares the layer's events with both parsers'.
-fn read(frames: &[Bytes]) {
+fn compare_events(frames: &[Bytes]) {
     let seen = fuzzing::events(frames.iter().map(|frame| &**frame));
     if !seen
         .iter()
@@ -148,7 +148,9 @@ fn compare<'a>(
         }
         match (verdict(data), &event.answers) {
             (Verdict::Clear(id) | Verdict::Perhaps(id), Ok(answers)) => assert_eq!(*answers, id),
-            (Verdict::Clear(id), Err(why)) => assert!(data.contains('\\'), "{why} for {id:?}"),
+            (Verdict::Clear(id), Err(reason)) => {
+                assert!(data.contains('\\'), "{reason} for {id:?}")
+            }
             (Verdict::Doubtful, Ok(answers)) => {
                 // Text that the layer does not need may be malformed.
                 let bare = judge::without_text(data.as_bytes());
@@ -183,8 +185,8 @@ fn is_nothing(data: &str) -> Option<bool> {
 }
 
 /// Compares the response with probes to the response without any.
-fn probed(text: &[u8], script: &Script, head: Head) {
-    let received = clock::run(through(script, head));
+fn compare_probed(text: &[u8], script: &Script, head: Head) {
+    let received = clock::run(respond(script, head));
     if head == Head::EarlyJson {
         let Some(answer) = Json::parse(text) else {
             return;
@@ -231,7 +233,7 @@ fn probed(text: &[u8], script: &Script, head: Head) {
 }
 
 /// The layer's response to a client that always reads.
-async fn through(script: &Script, head: Head) -> Vec<Bytes> {
+async fn respond(script: &Script, head: Head) -> Vec<Bytes> {
     let layer = CancelOnDisconnectLayer::new().keep_alive(INTERVAL);
     let layer = match head {
         Head::Inner => layer,
@@ -251,7 +253,7 @@ async fn through(script: &Script, head: Head) -> Vec<Bytes> {
             }
             Response::builder()
                 .header(header::CONTENT_TYPE, media_type)
-                .body(StreamBody::new(sent(script)))
+                .body(StreamBody::new(timed_frames(script)))
                 .expect("a response")
         }
     }));
@@ -272,7 +274,9 @@ async fn through(script: &Script, head: Head) -> Vec<Bytes> {
 }
 
 /// A script's frames with their pauses. No frame is sent at the moment a probe is due.
-fn sent(script: Script) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
+fn timed_frames(
+    script: Script,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
     let frames = script
         .frames
         .into_iter()

@@ -40,14 +40,16 @@ fn a_silent_network_is_detected_only_with_the_options() {
             let status = unshare.command(Role::Server).status().unwrap();
             assert!(status.success(), "see above");
         }
-        Err(why) if std::env::var_os("DEAD_PEER_REQUIRED").is_none() => {
+        Err(reason) if std::env::var_os("DEAD_PEER_REQUIRED").is_none() => {
             let notice = format!(
-                "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{why}\n\n"
+                "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{reason}\n\n"
             );
             // Written straight to stderr, because the test harness captures what a passing test prints.
             std::io::stderr().write_all(notice.as_bytes()).unwrap();
         }
-        Err(why) => panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {why}"),
+        Err(reason) => {
+            panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {reason}")
+        }
     }
 }
 

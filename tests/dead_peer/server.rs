@@ -211,7 +211,7 @@ fn waiting(setup: Setup, witness: &Witness) -> Router {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the server of a test needs a task of its own"
+    reason = "the server needs a task of its own"
 )]
 fn spawn(server: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(server);

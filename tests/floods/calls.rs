@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Limits, observe::
 use serde_json::json;
 
 use crate::{
-    Growth, KIB, MIB, alone,
+    Growth, KIB, MIB, run_alone,
     server::{Server, UNKNOWN, VICTIM, request, resume},
 };
 
@@ -30,7 +30,7 @@ async fn settle() {
 
 #[test]
 fn a_hundred_thousand_unknown_sessions_leave_no_state() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(layer());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -60,7 +60,7 @@ fn a_hundred_thousand_unknown_sessions_leave_no_state() {
 
 #[test]
 fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let limits = Limits::default().detached(16_384).detached_of_session(256);
         let server = Server::new(layer().limits(limits));
@@ -97,7 +97,7 @@ fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
 
 #[test]
 fn attached_calls_beyond_the_limit_are_not_tracked() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(layer().limits(Limits::default().calls(1_000)));
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -119,7 +119,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
 /// The limits are 16 MiB in all and 1 MiB per session. The counted size is roughly the allocated size.
 #[test]
 fn retained_calls_take_no_more_memory_than_is_counted() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let immediate = || CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let server = Server::new(immediate());

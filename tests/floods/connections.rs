@@ -6,12 +6,12 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 use test_support::{Connection, within};
 
-use crate::{alone, wrapped};
+use crate::{run_alone, wrapped};
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thousand_incomplete_requests_leave_no_state() {
-    alone(async || {
+    run_alone(async || {
         let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let calls = layer.calls();
         let (witness, served, mcp) = wrapped(layer).await;

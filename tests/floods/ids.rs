@@ -5,7 +5,7 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 
 use crate::{
-    Growth, KIB, MIB, alone,
+    Growth, KIB, MIB, run_alone,
     server::{Server, VICTIM, request},
     wrapped,
 };
@@ -19,7 +19,7 @@ fn immediate() -> CancelOnDisconnectLayer {
 
 #[test]
 fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -44,7 +44,7 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
 /// A cancelled call's record contains the client's id.
 #[test]
 fn long_ids_of_ended_calls_are_counted() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -66,7 +66,7 @@ fn long_ids_of_ended_calls_are_counted() {
 /// The session outlives its calls and remembers which of them were cancelled.
 #[test]
 fn long_ids_of_cancelled_calls_are_not_stored_with_their_session() {
-    alone(async || {
+    run_alone(async || {
         let layer = immediate();
         let calls = layer.calls();
         let (witness, _served, mcp) = wrapped(layer).await;

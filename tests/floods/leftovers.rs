@@ -8,7 +8,7 @@ use rmcp::transport::streamable_http_server::{SessionManager as _, session::loca
 use serde_json::json;
 use test_support::{Mcp, Mode, PATH, Tools, Witness, router, serve};
 
-use crate::{Growth, KIB, alone};
+use crate::{Growth, KIB, run_alone};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -19,7 +19,7 @@ const NOTHING: usize = MANY * 8;
 
 #[test]
 fn ended_streams_keep_no_state_until_their_stall_timeout() {
-    alone(async || {
+    run_alone(async || {
         let witness = Witness::new();
         let layer = CancelOnDisconnectLayer::new().stall_timeout(HOUR);
         // Without sessions, no answer is retained.
@@ -42,7 +42,7 @@ fn ended_streams_keep_no_state_until_their_stall_timeout() {
 
 #[test]
 fn deleted_sessions_keep_no_state_until_their_idle_timeout() {
-    alone(async || {
+    run_alone(async || {
         let manager = CancellableSessionManager::local(SessionConfig::default());
         let manager = manager.idle_timeout(HOUR);
         let sessions = async |count: usize| {

@@ -27,8 +27,8 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Runs a test alone, after all memory of previous tests has been freed, including their runtimes.
-fn alone(test: impl AsyncFnOnce()) {
+/// Runs a test run_alone, after all memory of previous tests has been freed, including their runtimes.
+fn run_alone(test: impl AsyncFnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = Builder::new_current_thread().enable_all().build();

@@ -215,11 +215,11 @@ def circles(arrows):
         return seen
 
     reach = {module: reached(module) for module in graph}
-    told = set()
+    reported = set()
     for module in sorted(graph):
-        if module in reach[module] and module not in told:
+        if module in reach[module] and module not in reported:
             part = {other for other in reach[module] if module in reach[other]}
-            told |= part
+            reported |= part
             inside = sorted((a, b) for a, b in arrows if a in part and b in part)
             yield "; ".join(f"{text(a)} > {text(b)}" for a, b in inside)
 

@@ -40,7 +40,7 @@ impl Log for Lines {
 
 // tower's `log` feature, which axum enables, is tracing's.
 #[tokio::test]
-async fn a_logger_of_the_log_crate_has_every_line() {
+async fn a_log_crate_logger_receives_every_line() {
     log::set_logger(&LINES).expect("no other logger");
     log::set_max_level(LevelFilter::Trace);
     let layer = CancelOnDisconnectLayer::new();

@@ -46,7 +46,7 @@ async fn every_metric_is_on_the_dashboard() {
 }
 
 #[test]
-fn every_panel_has_a_place_of_its_own() {
+fn panels_do_not_overlap() {
     let panels = panels();
     let places: Vec<_> = panels.iter().map(place).collect();
     for (nth, one) in places.iter().enumerate() {

@@ -39,7 +39,7 @@ enum Ending {
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
+async fn nginx_forwards_a_disconnect_at_once_whatever_it_buffers() {
     for kind in [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
@@ -51,7 +51,7 @@ async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn haproxy_passes_on_a_disconnect_with_abort_on_close() {
+async fn haproxy_forwards_a_disconnect_with_abort_on_close() {
     disconnects_are_detected(Kind::HaproxyAbortonclose).await;
 }
 
@@ -69,7 +69,7 @@ async fn only_probes_detect_a_disconnect_behind_haproxy_with_its_defaults() {
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
+async fn probes_keep_silent_calls_open_beyond_nginx_read_timeout() {
     let kinds = [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
@@ -80,7 +80,7 @@ async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn probes_keep_silent_calls_open_beyond_the_timeouts_of_haproxy() {
+async fn probes_keep_silent_calls_open_beyond_haproxy_timeouts() {
     probes_keep_calls_open_beyond_the_idle_limit(Kind::Haproxy).await;
 }
 

@@ -77,7 +77,7 @@ impl Kind {
                 command
             }
         };
-        let log = fs::File::create(folder.log()).expect("make a log");
+        let log = fs::File::create(folder.log()).expect("create a log file");
         let process = command.stdin(Stdio::null()).stderr(log).spawn();
         let process = process.expect("it is installed, see tests/proxy/run");
         let mut proxy = Proxy {
@@ -155,8 +155,11 @@ impl Proxy {
     fn wait_until_it_listens(&mut self) {
         let listens = (0..MAX_CHECKS).any(|_| {
             std::thread::sleep(CHECK_INTERVAL);
-            let ended = self.process.try_wait().expect("ask for its end");
-            assert!(ended.is_none(), "it ended: {}", self.log_text());
+            let ended = self
+                .process
+                .try_wait()
+                .expect("check whether it has exited");
+            assert!(ended.is_none(), "it exited: {}", self.log_text());
             TcpStream::connect(self.addr).is_ok()
         });
         assert!(listens, "it does not listen: {}", self.log_text());
@@ -183,7 +186,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("behind-a-proxy-{}-{number}", id()));
-        fs::create_dir(&path).expect("make a folder");
+        fs::create_dir(&path).expect("create a folder");
         Self(path)
     }
 

@@ -18,7 +18,7 @@ const PROGRAMS: [(&str, &str); 11] = [
 
 /// `UPSTREAM_REPORTS=write` writes the programs to the reports instead.
 #[test]
-fn each_report_has_its_program() {
+fn each_report_contains_its_program() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/upstream");
     for (name, source) in PROGRAMS {
         let page = pages.join(format!("{name}.md"));

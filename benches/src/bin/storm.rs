@@ -232,10 +232,7 @@ impl Server {
             let end = *end.get_or_insert_with(|| Instant::now() + grace);
             let late = Instant::now().saturating_duration_since(end - grace);
             let is_late = late.as_secs() >= 1;
-            ensure!(
-                !is_late,
-                "a wave took longer to start than half of the grace"
-            );
+            ensure!(!is_late, "a wave took longer to start than half the grace");
             sleep_until(end - grace).await;
             self.command("cut", &returning).await?;
             self.cut(&lost).await?;
@@ -260,7 +257,7 @@ impl Server {
         let calls = vec![self.begin(self.size.calls, &grace).await?];
         self.cut(&calls).await?;
         let free = self.ledger.now() + self.size.busy;
-        self.keep_busy().await;
+        self.block_workers().await;
         self.command("resume", &calls).await?;
         let last = self.ledger.now().saturating_sub(free);
         // By then, every postponed deadline has passed.
@@ -273,9 +270,9 @@ impl Server {
     /// Blocks all workers for `Size::busy`. Returns once they are blocked.
     #[allow(
         clippy::disallowed_methods,
-        reason = "to block the workers is what this is for"
+        reason = "blocking the workers is the point"
     )]
-    async fn keep_busy(&self) {
+    async fn block_workers(&self) {
         let (barrier, busy) = (Arc::new(Barrier::new(WORKERS)), self.size.busy);
         for _ in 0..WORKERS {
             let barrier = barrier.clone();

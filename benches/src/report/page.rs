@@ -140,7 +140,7 @@ mod tests {
     const MACHINE: &str = "2026-01-02: Some CPU";
 
     #[test]
-    fn the_report_has_machine_command_table_and_targets() {
+    fn the_report_contains_machine_command_table_and_targets() {
         let page = report(MACHINE, &[section()]);
         for part in [
             "Measured on 2026-01-02: Some CPU.",
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
+    fn the_summary_replaces_only_what_is_between_the_marks() {
         let readme = format!("# Crate\n\n{BEGIN}\n\nwhat was there\n\n{END}\n\nmore\n");
         let mut section = section();
         section.targets[0].what = HEADLINES[0].0.into();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_shows_four_figures_of_the_last_report() {
+    fn the_readme_shows_the_last_reports_headline_figures() {
         let readme = include_str!("../../../README.md");
         let report = include_str!("../../report/README.md");
         assert!(put_between_marks(readme, "summary").is_some());

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
+    async fn waiting_ends_when_all_calls_are_there_or_at_the_limit() {
         let ledger = Ledger::new(3, 0);
         let wait =
             |calls| ledger.reaches(calls, |times_of| &times_of.token, Duration::from_secs(1));

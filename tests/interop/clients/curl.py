@@ -32,8 +32,8 @@ class Caller:
         """Opens a session and its standalone stream."""
         hello = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": {"name": "curl", "version": "0"}}
         curl = await self.start("-D-", *self.post("initialize", hello, id=0))
-        said, _ = await curl.communicate()
-        fields = dict(line.split(": ", 1) for line in said.decode().split("\r\n")[1:] if ": " in line)
+        output, _ = await curl.communicate()
+        fields = dict(line.split(": ", 1) for line in output.decode().split("\r\n")[1:] if ": " in line)
         self.headers += [f"mcp-session-id: {fields['mcp-session-id']}", f"mcp-protocol-version: {REVISION}"]
         curl = await self.start(*self.post("notifications/initialized"))
         await curl.communicate()

@@ -19,7 +19,7 @@ class Call:
         # The client no longer exists, so it cannot receive an answer.
         self.has_disconnected = False
         self.notes = []
-        self._told = {}
+        self._events = {}
         self._waiting = []
         self._finished = False
 
@@ -27,12 +27,12 @@ class Call:
 
     def on_event(self, event):
         """Receives an event from its server or its client. Keeps the first event of each kind."""
-        self._told.setdefault(event["event"], event)
+        self._events.setdefault(event["event"], event)
         self._changed()
 
     def find_event(self, event):
         """Returns the first event of this kind, or `None` if there has been none."""
-        return self._told.get(event)
+        return self._events.get(event)
 
     # === what a scenario does ===
 
@@ -45,7 +45,7 @@ class Call:
 
         await self.until(lambda: begun() or self.find_event("outcome"), TIMEOUT)
         if not begun():
-            self.notes.append("the call never began")
+            self.notes.append("the call never started")
         await asyncio.sleep(0.1)
 
     def cut(self, reset=False):
@@ -84,7 +84,7 @@ class Call:
         self.has_disconnected = how != "cancel"
         self.proxy.leaving = True
         self.program.order(**{how: self.name})
-        await self.until(lambda: not self.proxy.leaving, TIMEOUT, "it does not end")
+        await self.until(lambda: not self.proxy.leaving, TIMEOUT, "the client did not finish")
 
     async def seen(self, events):
         """Returns once the client has been sent events with this many different ids, including the empty first one."""
@@ -144,7 +144,7 @@ class Call:
         """Returns the observed exchanges and events in order of time, to analyse a failure."""
         began = self.proxy.exchanges[0].at if self.proxy.exchanges else 0
         lines = [(exchange.at, f"{exchange}") for exchange in self.proxy.exchanges]
-        for event in self._told.values():
+        for event in self._events.values():
             more = {key: str(value)[:160] for key, value in event.items() if key not in ("event", "at", "cell")}
             lines.append((event["at"], f"{event['event']} {more or ''}".strip()))
         if self.proxy.cut_at:

@@ -65,7 +65,7 @@ class Cell(Call):
             if ran_on:
                 self.finish()
             has_disconnected = self.has_disconnected or self.proxy.refusing
-            await self.until(lambda: self.over() and (has_disconnected or self.find_event("outcome")), TIMEOUT, "no end")
+            await self.until(lambda: self.over() and (has_disconnected or self.find_event("outcome")), TIMEOUT, "the cell did not end")
             ended_at = time.time()
             # A client that the scenario has removed cannot poll.
             await asyncio.sleep(0 if has_disconnected else WATCHED)
@@ -83,7 +83,7 @@ class Cell(Call):
             if result != self.name.ljust(self.scenario.answer, "."):
                 self.notes.append(f"a wrong result of {len(result)} bytes: {result[:80]}")
             if cancelled:
-                self.notes.append("cancelled, and yet there is a result")
+                self.notes.append("cancelled, but there is a result anyway")
             # Some clients handle several notifications concurrently.
             if sorted(outcome["progress"]) != self.scenario.progress:
                 self.notes.append(f"the client saw the progress {outcome['progress']}")

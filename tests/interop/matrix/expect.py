@@ -98,7 +98,7 @@ def failures(cell, report, expectation):
         if report.requests > REQUESTS:
             yield f"{report.requests} requests reached the server"
         if report.polls > expectation.polls:
-            yield f"it asked {report.polls} times more after the call had ended"
+            yield f"it resumed {report.polls} more times after the call had ended"
 
 
 def server_failures(server, reports):

@@ -66,7 +66,7 @@ class Proxy:
                 event_ids |= exchange.event_ids
         return found
 
-    def listening(self):
+    def standalone_gets(self):
         """Returns the GETs that do not resume the call, which are for the standalone stream."""
         of_call = self.of_call()
         return [exchange for exchange in self.exchanges if exchange.method == "GET" and exchange not in of_call]

@@ -126,10 +126,10 @@ async def progress(cell):
 async def listening(cell):
     await cell.streaming()
     proxy = cell.proxy
-    await cell.until(lambda: any(get.status == 200 for get in proxy.listening()), 5.0, "it does not listen")
-    before = len(proxy.listening())
-    proxy.cut(proxy.listening())
-    await cell.until(lambda: len(proxy.listening()) > before, 2.5)
+    await cell.until(lambda: any(get.status == 200 for get in proxy.standalone_gets()), 5.0, "it does not listen")
+    before = len(proxy.standalone_gets())
+    proxy.cut(proxy.standalone_gets())
+    await cell.until(lambda: len(proxy.standalone_gets()) > before, 2.5)
     cell.finish()
 
 

@@ -37,7 +37,7 @@ fn next() -> Option<u64> {
 /// Replaces libc's `getrandom`.
 #[cfg(target_os = "linux")]
 mod replaced {
-    #![allow(unsafe_code, reason = "a function of libc")]
+    #![allow(unsafe_code, reason = "replaces a libc function")]
 
     use std::{ffi::c_void, slice};
 
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_the_numbers_of_std() {
+    fn the_same_seed_repeats_the_numbers_std_draws() {
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
     }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_parsed_as_it_is_written() {
+    fn a_job_round_trips_through_its_key() {
         let key = "a1.7~250~3~deaf";
         let job: Job = key.parse().expect("a job");
         assert_eq!(job.to_string(), key);

@@ -135,7 +135,7 @@ pub fn label(arguments: &Value) -> &str {
 
 /// Plays all of a server's cases, bare and in these tiers, and prints the results. `name` is the server's name in the
 /// table.
-pub async fn judge(
+pub async fn run_cases(
     name: &str,
     tiers: &[Tier],
     modes: &[Mode],

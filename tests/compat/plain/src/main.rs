@@ -22,8 +22,8 @@ const LABEL: &str = "Disconnects";
 async fn main() {
     let tiers = [Tier::Layer];
     tokio::join!(
-        compat::judge("axum", &tiers, &[Mode::Plain], on_axum),
-        compat::judge("hyper", &tiers, &[Mode::Plain], on_hyper),
+        compat::run_cases("axum", &tiers, &[Mode::Plain], on_axum),
+        compat::run_cases("hyper", &tiers, &[Mode::Plain], on_hyper),
     );
 }
 

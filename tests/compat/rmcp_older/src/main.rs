@@ -68,8 +68,8 @@ on_rmcp!(on_0_8: rmcp_0_8, CallToolRequestParam);
 async fn main() {
     let modes = [Mode::Session, Mode::Stateless];
     tokio::join!(
-        compat::judge("rmcp 2", &[Tier::Layer], &modes, on_2::serve),
-        compat::judge("rmcp 1", &[Tier::Layer], &modes, on_1::serve),
-        compat::judge("rmcp 0.8", &[Tier::Layer], &modes, on_0_8::serve),
+        compat::run_cases("rmcp 2", &[Tier::Layer], &modes, on_2::serve),
+        compat::run_cases("rmcp 1", &[Tier::Layer], &modes, on_1::serve),
+        compat::run_cases("rmcp 0.8", &[Tier::Layer], &modes, on_0_8::serve),
     );
 }

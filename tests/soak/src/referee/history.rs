@@ -135,7 +135,7 @@ impl History {
         at_that_time.map(|(_, until)| *until).max()
     }
 
-    #[allow(clippy::too_many_lines, reason = "one arm a fact")]
+    #[allow(clippy::too_many_lines, reason = "one arm per fact")]
     fn record(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
         match fact {
             Fact::Calling {
