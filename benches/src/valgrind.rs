@@ -28,8 +28,7 @@ use crate::{case::Case, locks::Profile};
 
 /// A run longer than this is reported as unreliable. On an idle machine it takes 5 s.
 ///
-/// Answers are retained for 60 s, so a run of about that length may also count their removal, which shorter runs do
-/// not.
+/// Answers are retained for 60 s, so a run of about that length may also count their removal, which shorter runs do not.
 const BUSY: Duration = Duration::from_secs(45);
 
 /// First-level caches of 32 KiB with 8 ways, which is common, backed by 8 MiB.
@@ -107,8 +106,7 @@ impl Count {
 
     /// Returns callgrind's event names for this count, of which locked instructions have none.
     ///
-    /// Data misses have one name for reads and one for writes; mispredictions have one for branches and one for
-    /// jumps.
+    /// Data misses have one name for reads and one for writes; mispredictions have one for branches and one for jumps.
     fn events(self) -> &'static [&'static str] {
         match self {
             Self::Instructions => &["Ir"],
@@ -170,8 +168,7 @@ pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     done
 }
 
-/// Counts these events per call. Runs one program per processor at the same time, since other load does not affect
-/// counts.
+/// Counts these events per call. Runs one program per processor at the same time, since other load does not affect counts.
 pub fn counts(allocator: Allocator, wanted: BTreeSet<(Case, Count)>) -> Result<Counts> {
     let mut cases: BTreeMap<Case, Vec<Count>> = BTreeMap::new();
     for (case, count) in wanted {

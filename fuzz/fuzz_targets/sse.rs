@@ -127,8 +127,7 @@ fn compare<'a>(
     failed: bool,
     seen: Vec<ParsedEvent>,
 ) {
-    // Events with nothing but a `retry` are skipped, because the parsers accept `+1` as a `retry` and the layer does
-    // not.
+    // Events with nothing but a `retry` are skipped, because the parsers accept `+1` as a `retry` and the layer does not.
     let mut seen = seen
         .into_iter()
         .filter(|event| event.id.is_some() || event.answers != Ok(None));

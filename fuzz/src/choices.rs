@@ -1,5 +1,4 @@
-//! Turns the fuzzer's bytes into choices, one byte each. Once the bytes run out, all choices are
-//! zero.
+//! Turns the fuzzer's bytes into choices, one byte each. Once the bytes run out, all choices are zero.
 
 /// Takes choices from the front, so that later choices do not affect earlier ones.
 pub struct Choices<'a>(&'a [u8]);

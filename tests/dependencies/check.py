@@ -104,8 +104,7 @@ def main():
         if package["name"] in banned:
             faults.append(f"{package['name']}: {banned[package['name']]}")
     for dep in (dep for package in published(metadata) for dep in package["dependencies"]):
-        # A dependency by path alone is only allowed for tests, because cargo does not package dependencies without a
-        # version.
+        # A dependency by path alone is only allowed for tests, because cargo does not package dependencies without a version.
         if dep["req"] == "*" and not (dep.get("path") and dep["kind"] == "dev"):
             faults.append(f"any version of {dep['name']}")
     programs = {rule["crate"] for rule in rules["bans"]["skip-tree"]}

@@ -110,8 +110,7 @@ fn names(query: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The labels in a query: in `{…}`, after `by`, or as the second argument to `label_values` for the started
-/// calls.
+/// The labels in a query: in `{…}`, after `by`, or as the second argument to `label_values` for the started calls.
 fn labels_in(query: &str) -> Vec<String> {
     let mut labels = Vec::new();
     for matchers in query.split('{').skip(1) {

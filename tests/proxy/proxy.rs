@@ -1,5 +1,4 @@
-//! A real nginx or HAProxy on loopback for one test. Dropping it kills the process and removes its temporary
-//! directory.
+//! A real nginx or HAProxy on loopback for one test. Dropping it kills the process and removes its temporary directory.
 
 use std::{
     fs,

@@ -91,8 +91,7 @@ fn target(growths: &[Growth], operation: Operation) -> Target {
 // === impl Growth ===
 
 impl Growth {
-    /// Returns the ratio of the instructions added at the largest size to those added at the
-    /// smallest.
+    /// Returns the ratio of the instructions added at the largest size to those added at the smallest.
     fn ratio(&self) -> f64 {
         self.added[self.added.len() - 1] / self.added[0]
     }

@@ -1,7 +1,6 @@
 //! The processor time that one tool call takes, as a ratio to bare rmcp.
 //!
-//! `time [--quick]`. Each set-up has a process of its own. Only one of them runs at a time, always on the same
-//! processor.
+//! `time [--quick]`. Each set-up has a process of its own. Only one of them runs at a time, always on the same processor.
 
 use benches::{
     child::{Child, run_commands},

@@ -1,7 +1,6 @@
 "use strict";
 
-// Replaces the table every two seconds with the one from a fresh copy of this page, in which the text is already
-// escaped.
+// Replaces the table every two seconds with the one from a fresh copy of this page, in which the text is already escaped.
 async function refresh() {
     if (!document.hidden) {
         try {

@@ -11,8 +11,7 @@ from .call import TIMEOUT, Call
 WATCHED = 4.0
 # How long to wait between starting two cells.
 PACE = 0.06
-# How many cells may be on their way to their call. On a slow machine later cells wait, so that running ones stay in
-# time.
+# How many cells may be on their way to their call. On a slow machine later cells wait, so that running ones stay in time.
 OPENING = 16
 
 

@@ -15,8 +15,7 @@ LATE = {"late-answer", "late-and-cut", "on-its-way"}
 TYPESCRIPT = {"ts1", "ts2"}
 # Both of these give up after two failed resumes.
 PYTHON = {"py1", "py2-legacy"}
-# When closed, these end their session and thereby their calls. Python 2.x also cancels the calls, which races with
-# that.
+# When closed, these end their session and thereby their calls. Python 2.x also cancels the calls, which races with that.
 DELETES = {"py1", "py2-legacy", "rmcp"}
 # How long rmcp lets a deleted session's handlers run on.
 DRAIN = 5.0

@@ -1,5 +1,4 @@
-//! The job that a call gives its handler. It doubles as the call's key, so that any client can send it as a single
-//! string.
+//! The job that a call gives its handler. It doubles as the call's key, so that any client can send it as a single string.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -13,8 +13,7 @@ const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 /// Smaller delays are normal for timers.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Records every stall of the machine or the runtime for as long as the process lives. Must be called within the
-/// runtime.
+/// Records every stall of the machine or the runtime for as long as the process lives. Must be called within the runtime.
 pub fn watch(log: &Log) {
     let thread_log = log.clone();
     thread::spawn(move || {

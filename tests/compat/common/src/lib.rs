@@ -133,8 +133,7 @@ pub fn label(arguments: &Value) -> &str {
     arguments["label"].as_str().expect("every call has a label")
 }
 
-/// Plays all of a server's cases, bare and in these tiers, and prints the results. `name` is the server's name in the
-/// table.
+/// Plays all of a server's cases, bare and in these tiers, and prints the results. `name` is the server's name in the table.
 pub async fn run_cases(
     name: &str,
     tiers: &[Tier],

@@ -126,7 +126,7 @@ impl History {
         history
     }
 
-    /// Returns until when an unread stream may block the session of a call that is in it at `at`.
+    /// Returns until when an unread stream may keep blocking the call's session, if one may be doing that at `at`.
     pub(super) fn blocked_until(&self, call: &CallHistory, at: Micros) -> Option<Micros> {
         let unread = self.unread.get(call.session.as_ref()?)?;
         let at_that_time = unread

@@ -154,8 +154,7 @@ impl Connection {
         }
     }
 
-    /// Records that the server has ended the response, and drops the connection without recording a disconnect by the
-    /// client.
+    /// Records that the server has ended the response, and drops the connection without recording a disconnect by the client.
     pub(crate) fn record_end(mut self) {
         self.world.log.write(Fact::StreamEnded {
             stream: self.number,

@@ -97,8 +97,7 @@ impl Session {
         self.exchange(&request).await.map(|(status, ..)| status)
     }
 
-    /// Sends one request on a connection of its own. Returns the status and the session id if the response is
-    /// complete.
+    /// Sends one request on a connection of its own. Returns the status and the session id if the response is complete.
     pub(crate) async fn exchange(&self, request: &Request) -> Option<(u16, Option<String>, ())> {
         let mut connection = self.connect().await.ok()?;
         connection.send(request).await.ok()?;

@@ -16,8 +16,7 @@ use crate::{app::App, fault::Fault, gauges::Gauges};
 
 /// The time from a start to the next drain.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(9);
-/// How long axum may take to finish after a drain. Once all calls are cancelled, it has nothing left to wait
-/// for.
+/// How long axum may take to finish after a drain. Once all calls are cancelled, it has nothing left to wait for.
 const END: Duration = Duration::from_secs(3);
 
 /// Serves, drains and restarts, always at the same address.

@@ -146,8 +146,7 @@ impl Stream {
 // === impl Reader ===
 
 impl Reader {
-    /// Returns the next event, or `None` after the answer, at the end of a replay, or once the stream has been
-    /// removed.
+    /// Returns the next event, or `None` after the answer, at the end of a replay, or once the stream has been removed.
     async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
         loop {
             let event = lock(&self.events).get(self.next).cloned();
