@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-/// Crates whose code runs on behalf of its caller, so a location in one of them does not identify an owner.
+/// Crates whose code runs on behalf of its caller. A location in one of them identifies no owner.
 const CONTAINERS: &str = "bytes futures-channel futures-core futures-util hashbrown http http-body-util lock_api parking_lot tokio tokio-util";
 
 /// The code that a location is attributed to.

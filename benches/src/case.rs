@@ -59,9 +59,9 @@ pub enum Candidate {
     Routed,
     /// Like [`Setup::Wrapped`], but as a cluster's only member. Each call reaches its session's owner directly.
     Clustered,
-    /// Like [`Setup::Wrapped`], but about 3 % slower than it needs to be, so the gate must reject it.
+    /// Like [`Setup::Wrapped`], but about 3 % slower than it needs to be. The gate must reject it.
     Slowed,
-    /// Like [`Setup::Wrapped`], but wasteful in everything else the gate counts, so it must be rejected too.
+    /// Like [`Setup::Wrapped`], but wasteful in everything else the gate counts. The gate must reject it too.
     Sprawling,
 }
 

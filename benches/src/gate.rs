@@ -37,8 +37,8 @@ impl Limits {
         Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    /// Replaces the limits in `text`, which lists them in this order with each `most` on a line of
-    /// its own.
+    /// Replaces the limits in `text`. They are in this order, with each `most` on a line of its
+    /// own.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
         let line = |line: &str| {

@@ -277,7 +277,7 @@ impl Durations {
     }
 }
 
-/// Measures all operations, prints each one's name and median time (ns), then exits the process.
+/// Measures all operations, prints each one's name and median time (ns), then exits.
 pub async fn measure(scene: Scene) -> Result<()> {
     let mut stage = Stage::start(scene).await?;
     callgrind::start_instrumentation();

@@ -68,7 +68,7 @@ pub fn is_quick() -> bool {
     env::args().any(|argument| argument == "--quick")
 }
 
-/// Returns the command line without `--quick`, which selects the part of a bench that this process runs, see [`child`].
+/// Returns the command line without `--quick`. It selects the part of a bench that this process runs, see [`child`].
 pub fn role() -> String {
     let arguments = env::args().skip(1);
     Vec::from_iter(arguments.filter(|word| word != "--quick")).join(" ")

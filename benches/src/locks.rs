@@ -113,7 +113,7 @@ impl Attributed {
     }
 }
 
-/// Returns the type that a lock guards, or `None` unless this frame takes one of std's or parking_lot's locks.
+/// Returns the type that a lock guards. `None` unless this frame takes one of std's or parking_lot's locks.
 fn guarded_type(function: &str, place: &str) -> Option<String> {
     let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
     is_lock.iter().find(|path| place.contains(**path))?;

@@ -15,7 +15,7 @@ pub fn stay_on(processor: usize) -> Result<()> {
     stay_in(processor..processor + 1)
 }
 
-/// Restricts this thread, and the threads it starts later, to whichever of these processors exist.
+/// Restricts this thread, and threads it starts later, to the processors among these that exist.
 ///
 /// Does nothing if none of them exists.
 pub fn stay_in(processors: Range<usize>) -> Result<()> {

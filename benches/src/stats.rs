@@ -11,7 +11,7 @@ pub struct Dice(pub u64);
 // === impl Sample ===
 
 impl Sample {
-    /// Returns the smallest value that this share of the values does not exceed, or `NaN` for an empty sample.
+    /// Returns the smallest value that this share of the values does not exceed. `NaN` for an empty sample.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         let index = rank.clamp(1, self.0.len().max(1)) - 1;

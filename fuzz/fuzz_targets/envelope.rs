@@ -1,5 +1,5 @@
-//! Compares the layer with `serde_json` on any request body, both whole and split into any frames. The layer must not
-//! read anything that is not in the body, and must pass the body on unchanged.
+//! Compares the layer with `serde_json` on any request body, whole and split into any frames. The layer must not read
+//! anything that is not in the body, and must pass the body on unchanged.
 
 #![no_main]
 

@@ -10,7 +10,7 @@ thread_local! {
         .expect("a runtime");
 }
 
-/// Runs a future on this thread's runtime, which all inputs share because creating one costs more than they do.
+/// Runs a future on this thread's runtime. All inputs share it, because creating one costs more than they do.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }

@@ -15,7 +15,7 @@ pub enum Verdict<T> {
     Doubtful,
 }
 
-/// Removes the text between quotes and shortens numbers to two digits, which shows whether a parser has rejected
+/// Removes the text between quotes and shortens numbers to two digits. This shows whether a parser has rejected
 /// those or the rest of the body.
 pub fn without_text(body: &[u8]) -> Vec<u8> {
     let mut bare = Vec::new();
@@ -115,7 +115,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
     }
 }
 
-/// Returns the id that a message answers, if it is an answer, or `None` if the message is doubtful.
+/// Returns the id that a message answers, if any. Returns `None` if the message is doubtful.
 fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);

@@ -24,7 +24,7 @@ pub(crate) const DONE: &str = "@ done";
 pub(crate) const UP: &str = "up";
 pub(crate) const SILENCE: &str = "silence";
 
-/// How long to wait between two of a cell's calls, so that they are at different points between two keep-alives.
+/// How long to wait between two of a cell's calls. This puts them at different points between two keep-alives.
 const STAGGER: Duration = Duration::from_millis(170);
 
 /// Keeps a call's connection open.

@@ -42,7 +42,8 @@ pub(crate) struct Interface {
 // === impl Role ===
 
 impl Role {
-    /// Returns `true` if this process was started for this role, or `false` if all ignored tests were requested.
+    /// Returns `true` if this process was started for this role. Returns `false` if all ignored tests were
+    /// requested.
     pub(crate) fn is_ours(self) -> bool {
         env::var_os(ROLE) == Some(OsString::from(self.name()))
     }
@@ -127,7 +128,7 @@ impl Interface {
         run("ip", &format!("link set {} up", self.name));
     }
 
-    /// Drops every packet sent through this end by limiting its queue to zero, without an error to the sender.
+    /// Drops every packet sent through this end, by limiting its queue to zero. The sender gets no error.
     pub(crate) fn silence(&self) {
         run(
             "tc",

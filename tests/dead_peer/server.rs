@@ -132,7 +132,7 @@ pub(crate) async fn run() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// `DeadPeer`'s documented bound, counted from the client's last packet, which was sent before the failure.
+/// `DeadPeer`'s documented bound. It counts from the client's last packet, which was sent before the failure.
 fn bound(kind: Kind) -> Duration {
     match kind {
         Kind::Session | Kind::Sse => WRITES + USER_TIMEOUT,
@@ -244,7 +244,7 @@ impl Seen {
         times.all(|time| time.is_some_and(|time| time <= bound))
     }
 
-    /// Returns the minimum, median and maximum if every handler was notified, otherwise how many were.
+    /// Returns the minimum, median and maximum. If not every handler was notified, returns how many were.
     fn show(&self) -> String {
         let times: Option<Vec<_>> = self.0.iter().copied().collect();
         match times.as_deref() {

@@ -1,4 +1,4 @@
-//! Memory used by ended streams and deleted sessions, which must be freed even though their timers expire
+//! Memory used by ended streams and deleted sessions. It must be freed even though their timers expire
 //! much later.
 
 use std::{sync::Arc, time::Duration};

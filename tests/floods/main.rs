@@ -27,7 +27,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Runs a test alone, after all memory of previous tests has been freed, including their runtimes.
+/// Runs a test alone, after all memory of previous tests, including their runtime, has been freed.
 fn run_alone(test: impl AsyncFnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -57,8 +57,8 @@ impl Server {
         body
     }
 
-    /// Asserts that the victim's call is in flight, which means its token has not fired, since that would have ended
-    /// the call.
+    /// Asserts that the victim's call is in flight. Its token cannot have fired, since that would have ended the
+    /// call.
     pub(crate) fn assert_victim_in_flight(&self) {
         let is_victim = |call: &CallInfo| {
             let session = call.session() == Some(VICTIM.0);

@@ -175,8 +175,8 @@ async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "again", 2, is_end).await;
 }
 
-/// Sends an unknown tool, an unknown method, and a body that is not JSON, each of which is answered with
-/// an error.
+/// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an
+/// error.
 async fn send_unknown_requests(mcp: &Mcp) {
     let mut call = mcp.call("tool", UNKNOWN_NAME, json!({})).await;
     call.messages().await;

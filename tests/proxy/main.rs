@@ -102,7 +102,7 @@ async fn disconnects_are_detected(kind: Kind) {
     }
 }
 
-/// Asserts that only probes detect the disconnect, for a proxy that keeps its connection to the server open.
+/// Asserts that only probes detect the disconnect. The proxy must keep its connection to the server open.
 async fn only_probes_detect_a_disconnect(kind: Kind) {
     let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client| {
@@ -118,7 +118,7 @@ async fn only_probes_detect_a_disconnect(kind: Kind) {
     join_all(Client::ALL.map(leave)).await;
 }
 
-/// While a probed call stays silent, the idle limit ends two calls without probes, one after the other.
+/// While a probed call stays silent, the idle limit ends two calls without probes in turn.
 async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
     let idle_limit = idle_limit();
     let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;

@@ -51,7 +51,7 @@ async fn rmcp_ends_the_resumed_stream_of_a_stored_call_in_flight_without_an_even
     assert_eq!(seen, r#"resumed: 200 OK, b"""#, "{MENDED}");
 }
 
-/// A new method may have a default implementation that calls the present one, so nothing else would reveal it. A new
+/// A new method may have a default implementation that calls the present one. Nothing else would then reveal it. A new
 /// parameter does not compile, which means the same.
 #[test]
 fn rmcp_has_no_method_with_the_session_of_an_event_or_the_request_of_a_resume() {

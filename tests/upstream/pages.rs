@@ -1,4 +1,4 @@
-//! The reports in `docs/upstream` contain this folder's programs exactly as they are compiled.
+//! The reports in `docs/upstream` contain this folder's programs exactly as compiled.
 
 use std::{fs, path::Path};
 

@@ -91,7 +91,8 @@ fn target(growths: &[Growth], operation: Operation) -> Target {
 // === impl Growth ===
 
 impl Growth {
-    /// Returns the ratio of the instructions added at the largest size to those added at the smallest.
+    /// Returns how much more is added at the largest size than at the smallest, as a ratio of
+    /// instructions.
     fn ratio(&self) -> f64 {
         self.added[self.added.len() - 1] / self.added[0]
     }

@@ -1,4 +1,4 @@
-//! How long it takes from a client's hang-up until its handler sees the token, split by component.
+//! How long it takes from a client's hang-up until its handler sees the token, by component.
 //!
 //! `latency [--quick]`. Clients and server share this process and its clock, on separate runtimes.
 

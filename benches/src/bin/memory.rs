@@ -16,7 +16,7 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 const SESSIONS: usize = 100;
 const STORMS: usize = 10;
 
-/// The number of storms after which everything a session keeps in memory has reached its full size.
+/// The number of storms after which a session's memory has reached its full size.
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.
@@ -180,7 +180,7 @@ impl Bench {
         Ok((group, streams))
     }
 
-    /// Releases a group's handlers and waits until each client has received the start of its answer.
+    /// Releases a group's handlers. Returns once each client has received the start of its answer.
     async fn answer(&mut self, group: &Group, streams: Vec<Stream>) -> Result<()> {
         self.ledger.release(group.number).cancel();
         for mut stream in streams {

@@ -25,7 +25,7 @@ const SESSIONS: usize = 20;
 /// Timeout for anything that must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How far a deadline can be postponed at most after a stalled runtime has handled it late, plus a margin.
+/// How far a deadline that a stalled runtime has handled late may be postponed, plus a margin.
 const MAX_POSTPONE: Duration = Duration::from_secs(8);
 
 /// How long to wait for what a set-up without the layer never does.
@@ -251,7 +251,7 @@ impl Server {
         ))
     }
 
-    /// The resumes are left waiting in the accept queues while the graces end, so the layer sees them late.
+    /// Lets the resumes wait in the accept queues while the graces end, so the layer sees them late.
     async fn all_resume_at_busy_workers(&mut self) -> Result<StormResult> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];

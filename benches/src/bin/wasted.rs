@@ -1,4 +1,4 @@
-//! Work that continues without a client, and work that is destroyed even though a client resumes.
+//! Work that continues without a client, and work that is destroyed despite a resume.
 //!
 //! `wasted [--quick]`. Runs twice: once in process on a paused clock, with 10-minute calls and the default grace, and once
 //! over sockets in real time, with calls of 2 s and a grace of 100 ms.
@@ -13,7 +13,7 @@ use tokio::{
 
 const SESSIONS: usize = 20;
 
-/// How often each session is pinged, because rmcp closes a session that has been idle for 5 minutes.
+/// How often each session is pinged. rmcp closes a session that has been idle for 5 minutes.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 20_251_125;

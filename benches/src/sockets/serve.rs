@@ -16,7 +16,7 @@ use crate::{client::CALL, guard::GuardedBody, setup::Server, sockets::ledger::Le
 /// Linux's upper limit for a listener's accept queue.
 const BACKLOG: u32 = 4096;
 
-/// Serves on `addresses` of this machine's addresses until the runtime ends, and returns them.
+/// Serves on `addresses` of this machine's addresses until the runtime ends. Returns them.
 ///
 /// Using several addresses keeps ports and accept queues from being exhausted.
 pub fn serve(

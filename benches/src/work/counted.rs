@@ -1,4 +1,4 @@
-//! Runs a case and prints how many allocations each request makes, and how many bytes they take.
+//! Runs a case and prints how many allocations, and how many bytes, each request takes.
 
 use benches::{case::Case, role, work::Work};
 

@@ -23,7 +23,7 @@ pub struct Inner {
     pub ledger: Ledger,
 }
 
-/// Stored in every request's extensions, so that a weak reference shows whether those have been dropped.
+/// Stored in every request's extensions. A weak reference to it shows whether those have been dropped.
 #[derive(Clone)]
 pub struct ExchangeSlot(pub Arc<SlotData>);
 

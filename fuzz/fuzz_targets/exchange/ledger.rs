@@ -1,4 +1,4 @@
-//! Records what has been observed of all exchanges, and checks the invariants that always hold.
+//! Records what is observed of all exchanges, and checks the invariants that always hold.
 
 use std::{
     collections::BTreeMap,
@@ -346,7 +346,7 @@ impl Records {
         record
     }
 
-    /// Returns `true` if the client holds no stream of the call, not counting the stream that is being polled or dropped.
+    /// Returns `true` if the client holds no stream of the call. The stream that is being polled or dropped does not count.
     fn has_no_stream(&self, call: &CallInfo) -> bool {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut slots = self.slots.iter().enumerate();

@@ -59,7 +59,7 @@ pub const POSTPONE_TIME: Micros = 5 * SECOND;
 pub const RECHECK_DELAY: Micros = 100 * MILLI;
 /// How many such checks there are at most.
 pub const MAX_RECHECKS: u64 = 10;
-/// How early a cancel may be, because timers are rounded and clocks are not read at the same time.
+/// How early a cancel may be. Timers are rounded, and clocks are not read at the same time.
 pub const EARLY_TOLERANCE: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {

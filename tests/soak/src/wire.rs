@@ -148,7 +148,7 @@ impl Content {
         }
     }
 
-    /// Returns a complete JSON body as an event, or `None` if this is a stream or the body is not JSON.
+    /// Returns a complete JSON body as an event. `None` if this is a stream or the body is not JSON.
     fn whole(&self) -> Option<Item> {
         let Self::Json(text) = self else {
             return None;

@@ -88,7 +88,7 @@ enum Story {
 /// How often the layer probes.
 pub const PROBE: Duration = Duration::from_secs(1);
 
-/// How long it takes a probed server to detect a disconnect, which it does when its second write fails.
+/// How long it takes a probed server to detect a disconnect. It does when its second write fails.
 const DETECTION_TIME: Duration = Duration::from_secs(2);
 
 /// Tolerance for "at once", and for the end of a grace.
@@ -274,7 +274,7 @@ impl Case {
         }
     }
 
-    /// Returns what becomes of a call within `OBSERVATION_TIME` after its client has disconnected.
+    /// Returns what becomes of a call in the `OBSERVATION_TIME` after its client disconnects.
     async fn outcome(&self, label: &str, disconnected: Instant) -> Outcome {
         loop {
             let left = OBSERVATION_TIME
@@ -329,7 +329,7 @@ impl Outcome {
     }
 }
 
-/// Reads up to the first event id and returns it, or `None` if the answer is not a stream with ids.
+/// Reads up to the first event id. Returns `None` if the answer is not a stream with ids.
 async fn first_event_id(call: &mut Connection) -> Option<String> {
     if !call.head().await.is_event_stream() {
         return None;

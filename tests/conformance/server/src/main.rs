@@ -1,5 +1,5 @@
-//! An rmcp server with the tools, prompts and resources that the official conformance suite's server scenarios need,
-//! bare or with the layer. Run by `../run`, and specified by the suite's scenario descriptions.
+//! The rmcp server that the official conformance suite runs against, bare or with the layer. It has the tools, prompts
+//! and resources that the suite's server scenarios need, whose descriptions are its specification. `../run` runs it.
 //!
 //! Its first line on stdout is its URL. On SIGTERM it exits, after writing what the layer has observed ([`tally`]) as a
 //! second line. Logs (`RUST_LOG`) are written to stderr.

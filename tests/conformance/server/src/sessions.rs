@@ -21,7 +21,7 @@ use rmcp::{
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 
-/// rmcp's sessions, except that handlers find their [`OwnStream`] in their request's extensions.
+/// rmcp's sessions, except that handlers find an [`OwnStream`] in their request's extensions.
 #[derive(Default)]
 pub(crate) struct Sessions(LocalSessionManager);
 

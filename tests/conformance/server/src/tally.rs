@@ -1,4 +1,4 @@
-//! Counts the outcomes of calls as reported by the layer, because clients may be served correctly while the layer
+//! Counts the outcomes of calls as reported by the layer. Clients may be served correctly even while the layer
 //! loses a call.
 
 use std::{

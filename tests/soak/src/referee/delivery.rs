@@ -21,7 +21,7 @@ pub enum Misdelivery {
     WrongAnswer,
     /// The client was connected but did not receive the answer.
     LostAnswer,
-    /// The client resumed too late, or was connected when the server ended the call, but received no error.
+    /// The client resumed too late, or was connected when the server ended the call. It received no error.
     MissingError,
 }
 
@@ -175,7 +175,7 @@ impl Stream {
             .unwrap_or(Micros::MAX)
     }
 
-    /// Returns `true` if its client was reading when the call was cancelled, but received no error.
+    /// Returns `true` if its client was reading when the call was cancelled but got no error.
     fn ends_without_error(&self, cancelled: Micros, history: &History) -> bool {
         let by = cancelled + SECOND;
         let by = by + history.stalls.within(cancelled, by + SECOND);

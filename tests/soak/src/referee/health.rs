@@ -1,4 +1,5 @@
-//! Judges whether the server became idle and whether it grew, by comparing its state after both rounds.
+//! Judges whether the server became idle and whether it grew. Compares its state after the second round with that
+//! after the first.
 
 use super::history::History;
 use crate::fact::Gauge;
@@ -18,7 +19,8 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// Returns the newest gauge from the first 2.4 s of the first quiet period, and the newest from the last one.
+    /// Returns the newest gauges. The first is from the first 2.4 s of the first quiet period, the second from
+    /// the last quiet period.
     ///
     /// Returns `None` if there was no quiet period, or one without a gauge.
     pub(super) fn of(history: &History) -> Option<Self> {
@@ -36,7 +38,7 @@ impl Health {
         })
     }
 
-    /// Describes which calls and sessions are left in a quiet period, and what has grown between the two.
+    /// Describes which calls and sessions are left in a quiet period, and what has grown since the first.
     pub(super) fn leaks(&self) -> Vec<String> {
         let Self { first, last } = self;
         let mut leaks = Vec::new();

@@ -126,7 +126,7 @@ impl History {
         history
     }
 
-    /// Returns until when an unread stream may keep blocking the call's session, if one may be doing that at `at`.
+    /// Returns until when an unread stream may block the call's session. `None` if none may be blocking it at `at`.
     pub(super) fn blocked_until(&self, call: &CallHistory, at: Micros) -> Option<Micros> {
         let unread = self.unread.get(call.session.as_ref()?)?;
         let at_that_time = unread
@@ -373,7 +373,7 @@ impl Stream {
         }
     }
 
-    /// Returns the earliest time at which its client may have disconnected or the server may have ended the stream.
+    /// Returns when its client may first have disconnected, or the server may first have ended the stream.
     ///
     /// Returns `None` if neither has happened. `slack` is how long after the stream ended the client may have seen it end.
     pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
@@ -393,7 +393,7 @@ impl Stream {
 // === impl Stalls ===
 
 impl Stalls {
-    /// Merges overlapping stalls, because every thread that watches records when the machine stalls.
+    /// Merges overlapping stalls. Every thread that watches records when the machine stalls.
     fn merge(&mut self) {
         self.0.sort_unstable();
         self.0.dedup_by(|later, earlier| {

@@ -276,7 +276,7 @@ impl Bounds {
     }
 }
 
-/// Returns when rmcp must have ended the handlers of a deleted session, which accepts none of the layer's cancels.
+/// Returns when rmcp must have ended the handlers of a deleted session. Such a session accepts none of the layer's cancels.
 ///
 /// Returns `None` if the session has not been deleted or has the session manager.
 fn rmcp_drain_end(call: &CallHistory, history: &History) -> Option<Micros> {

@@ -149,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until no call is in flight, but at most 2 s longer than the grace, because the last clients may have left orphans.
+/// Waits until no call is in flight, but at most 2 s longer than the grace. The last clients may have left orphans.
 async fn settle(calls: &Calls, grace: Option<Duration>) {
     let end = Instant::now() + grace.unwrap_or(MIN_GRACE) + Duration::from_secs(2);
     while !calls.is_empty() && Instant::now() < end {

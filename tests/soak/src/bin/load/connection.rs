@@ -154,7 +154,8 @@ impl Connection {
         }
     }
 
-    /// Records that the server has ended the response, and drops the connection without recording a disconnect by the client.
+    /// Records that the server has ended the response, and drops the connection. The client then records no disconnect of its
+    /// own.
     pub(crate) fn record_end(mut self) {
         self.world.log.write(Fact::StreamEnded {
             stream: self.number,

@@ -1,4 +1,4 @@
-//! A server that keeps being drained and restarted, as in deployments, while the others run on.
+//! A server that keeps being drained and restarted, as in deployments. The others run on.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

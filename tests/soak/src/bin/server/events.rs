@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// How long a stream without new events is kept, which is longer than any client is disconnected.
+/// How long a stream without new events is kept. No client is disconnected for that long.
 const RETENTION: Duration = Duration::from_secs(12);
 
 /// The event store.
@@ -146,7 +146,7 @@ impl Stream {
 // === impl Reader ===
 
 impl Reader {
-    /// Returns the next event, or `None` after the answer, at the end of a replay, or once the stream has been removed.
+    /// Returns the next event. `None` after the answer, at the end of a replay, or once the stream has been removed.
     async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
         loop {
             let event = lock(&self.events).get(self.next).cloned();
