@@ -23,7 +23,7 @@ use tower::ServiceExt;
 use crate::{
     client::{Client, Transport, call},
     common_layers::CommonLayer,
-    named,
+    find_named,
     setup::{Mode, Server, Setup, bare, boxed, clustered, routed},
     stats::Dice,
     tools::Tools,
@@ -112,7 +112,7 @@ impl Case {
 
     /// Returns the case that displays as `words`.
     pub fn named(words: &str) -> Result<Self> {
-        named(Self::all(), words)
+        find_named(Self::all(), words)
     }
 
     fn all() -> impl Iterator<Item = Self> {

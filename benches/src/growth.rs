@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::{
     client::{Client, Transport, call},
-    named,
+    find_named,
     setup::{Mode, Setup},
     tools::Tools,
 };
@@ -98,7 +98,7 @@ impl Spread {
 impl Scene {
     /// Returns the scene that displays as `words`.
     pub fn named(words: &str) -> Result<Self> {
-        named(Self::all(), words)
+        find_named(Self::all(), words)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -75,9 +75,9 @@ pub fn role() -> String {
 }
 
 /// Returns the item that displays as `words`.
-pub fn named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Result<T> {
-    let named = items.find(|item| item.to_string() == words);
-    named.with_context(|| format!("nothing is named {words:?}"))
+pub fn find_named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Result<T> {
+    let found = items.find(|item| item.to_string() == words);
+    found.with_context(|| format!("nothing is named {words:?}"))
 }
 
 /// Creates a runtime on the current thread.

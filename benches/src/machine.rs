@@ -8,17 +8,17 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Restricts this thread, and the threads it starts later, to one processor, see [`stay_in`].
+/// Restricts this thread, and the threads it starts later, to one processor, see [`pin_to_any_of`].
 ///
 /// Otherwise the scheduler would affect the figures.
-pub fn stay_on(processor: usize) -> Result<()> {
-    stay_in(processor..processor + 1)
+pub fn pin_to(processor: usize) -> Result<()> {
+    pin_to_any_of(processor..processor + 1)
 }
 
 /// Restricts this thread, and threads it starts later, to the processors among these that exist.
 ///
 /// Does nothing if none of them exists.
-pub fn stay_in(processors: Range<usize>) -> Result<()> {
+pub fn pin_to_any_of(processors: Range<usize>) -> Result<()> {
     let available = available_parallelism()?.get();
     let mut only = CpuSet::new();
     for processor in processors.start..processors.end.min(available) {
@@ -47,12 +47,12 @@ pub fn resident() -> Result<f64> {
     status("VmRSS:")
 }
 
-/// Returns the highest [`resident`] since the last [`forget_peak`], in MiB.
+/// Returns the highest [`resident`] since the last [`reset_peak`], in MiB.
 pub fn peak() -> Result<f64> {
     status("VmHWM:")
 }
 
-pub fn forget_peak() -> Result<()> {
+pub fn reset_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 

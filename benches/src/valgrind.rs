@@ -133,7 +133,7 @@ impl Allocator {
 }
 
 /// Runs the program without valgrind and returns its output.
-pub fn printed(allocator: Allocator, arguments: &str) -> Result<String> {
+pub fn run_natively(allocator: Allocator, arguments: &str) -> Result<String> {
     let mut command = Command::new(allocator.program()?);
     Ok(String::from_utf8(finish(&mut command, arguments)?.stdout)?)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use benches::{
     dhat::{self, Allocated},
     prelude::*,
-    valgrind::printed,
+    valgrind::run_natively,
 };
 
 /// The cases whose allocations are listed by location, in column order.
@@ -44,7 +44,7 @@ fn totals(what: Workload) -> Result<Vec<String>> {
 
 fn allocated(case: Case) -> Result<Allocated> {
     eprintln!("allocations: {case}");
-    let printed = printed(Allocator::Counted, &case.to_string())?;
+    let printed = run_natively(Allocator::Counted, &case.to_string())?;
     let (count, bytes) = printed.trim().split_once(' ').context("not two figures")?;
     let (count, bytes) = (count.parse()?, bytes.parse()?);
     Ok(Allocated { count, bytes })

@@ -53,7 +53,7 @@ fn main() -> Result<ExitCode> {
             let measured = to_bare(wasteful);
             println!("| {wasteful} | {count} | {measured:.4} | {most:.3} | | must be over |");
             if limit.allows(measured) {
-                failures.push(format!("the limit lets through what wastes {count}; set it anew with `benches/run gate --write`"));
+                failures.push(format!("the limit does not catch what wastes {count}; set it again with `benches/run gate --write`"));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use benches::{
     growth::{Operation, REPETITIONS, Scene, Spread},
     prelude::*,
-    valgrind::{parts, printed},
+    valgrind::{parts, run_natively},
 };
 
 /// What one operation costs.
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
 fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     let arguments = format!("growth {scene}");
     let instructions = parts(Allocator::Glibc, &arguments)?;
-    let printed = printed(Allocator::Glibc, &arguments)?;
+    let printed = run_natively(Allocator::Glibc, &arguments)?;
     let cost = |line: &str| {
         let (name, nanoseconds) = line.split_once(' ').context("no time")?;
         let instructions = instructions.get(name).context("no count")?;

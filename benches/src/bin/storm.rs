@@ -154,7 +154,7 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
     let mut outcomes = Vec::new();
     for storm in STORMS {
         eprintln!("{setup}: {storm}");
-        machine::forget_peak()?;
+        machine::reset_peak()?;
         server.pings.worst();
         let before = machine::resident()?;
         let result = match outcomes.len() {

@@ -16,10 +16,10 @@ const RUN: f64 = 20e-3;
 fn main() -> Result<()> {
     let role = role();
     if !role.is_empty() {
-        machine::stay_on(1)?;
+        machine::pin_to(1)?;
         return runtime()?.block_on(play(Case::named(&role)?));
     }
-    machine::stay_on(0)?;
+    machine::pin_to(0)?;
     let pairs = if is_quick() { 3 } else { 10 };
     let values = json!({ "starts": STARTS, "pairs": pairs, "load": machine::load() });
     let mut section = Section::new("time", values)?;

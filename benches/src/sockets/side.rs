@@ -119,7 +119,7 @@ pub fn play(role: &str) -> Result<()> {
 
 /// Creates a runtime with one thread per processor, on whichever of them exist.
 fn threads_in(processors: Range<usize>) -> Result<Runtime> {
-    machine::stay_in(processors.clone())?;
+    machine::pin_to_any_of(processors.clone())?;
     let mut builder = Builder::new_multi_thread();
     let builder = builder.worker_threads(processors.len()).enable_all();
     Ok(builder.build()?)
