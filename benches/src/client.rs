@@ -187,7 +187,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if the client uses sockets, or if the status is not a success.
+    /// Fails if the client uses sockets, or unless the status is a success.
     pub async fn direct(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>> {
         let Transport::Direct(server) = &mut self.transport else {
             bail!("not in this process");
@@ -197,13 +197,13 @@ impl Client {
         Ok(response)
     }
 
-    /// Sends a request to a server in this process and reads the whole answer.
+    /// Sends a request to a server in this process and reads the answer in full.
     pub async fn ask(&mut self, request: Request<Full<Bytes>>) -> Result<Bytes> {
         let response = self.direct(request).await?;
         Ok(response.into_body().collect().await?.to_bytes())
     }
 
-    /// Sends a request and reads the response head, for at most [`LIMIT`].
+    /// Sends a request and reads the response head, within [`LIMIT`].
     ///
     /// # Errors
     ///
@@ -211,7 +211,7 @@ impl Client {
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
             let Transport::Socket(address) = self.transport else {
-                // Header values from a socket are not shared with other requests.
+                // Copies the values, because those read from a socket are not shared with other requests either.
                 for value in request.headers_mut().values_mut() {
                     *value = HeaderValue::from_bytes(value.as_bytes())?;
                 }

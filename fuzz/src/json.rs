@@ -41,13 +41,13 @@ impl Json {
     }
 
     /// Returns the member named `name`, or `Err` if there are several.
-    pub fn member(&self, name: &str) -> Result<Option<&Self>, Twice> {
+    pub fn member(&self, name: &str) -> Result<Option<&Self>, DuplicateMember> {
         let Self::Object(members) = self else {
             return Ok(None);
         };
         let mut found = members.iter().filter(|(key, _)| key == name);
         match (found.next(), found.next()) {
-            (_, Some(_)) => Err(Twice),
+            (_, Some(_)) => Err(DuplicateMember),
             (first, None) => Ok(first.map(|(_, value)| value)),
         }
     }
@@ -55,7 +55,7 @@ impl Json {
 
 /// A member is duplicated, so two parsers may read different messages.
 #[derive(Debug)]
-pub struct Twice;
+pub struct DuplicateMember;
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -2,7 +2,7 @@
 
 use mcp_cancel_on_disconnect::{RequestId, fuzzing::ParsedMessage};
 
-use crate::json::{Json, Twice};
+use crate::json::{DuplicateMember, Json};
 
 /// What the crate is expected to return.
 #[derive(Debug, PartialEq)]
@@ -66,12 +66,12 @@ fn verdict<T>(body: &Json, read: impl Fn(&Json, &mut bool) -> Option<T>) -> Verd
 
 /// Returns `None` if the message is doubtful. Sets `by_float` if an id was a float.
 fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
-    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let member = |name| message.member(name).map_err(|DuplicateMember| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
     let params = member("params")?;
     let param = |name| match params {
-        Some(params) => params.member(name).map_err(|Twice| ()).ok(),
+        Some(params) => params.member(name).map_err(|DuplicateMember| ()).ok(),
         None => Some(None),
     };
     // Every member that means something in some message, whether or not it does in this one.
@@ -80,7 +80,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
     let version = match meta {
         Some(meta) => meta
             .member("io.modelcontextprotocol/protocolVersion")
-            .map_err(|Twice| ())
+            .map_err(|DuplicateMember| ())
             .ok()?,
         None => None,
     };
@@ -117,7 +117,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
 
 /// Returns the id that a message answers, if any. Returns `None` if the message is doubtful.
 fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
-    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let member = |name| message.member(name).map_err(|DuplicateMember| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
     let _params = member("params")?;

@@ -14,8 +14,8 @@
 //! | process | runs | in |
 //! |---|---|---|
 //! | the test | [`namespace`] | the namespace it was started in, which it does not change |
-//! | `server` | [`server`], this binary again | its own namespace, with the witness of all handlers |
-//! | `client` | [`client`], this binary again | a second namespace |
+//! | `server` | [`server`], this binary again | a namespace of its own, with the witness for all handlers |
+//! | `client` | [`client`], this binary again | another one |
 //!
 //! The kernel removes a namespace along with its last process, so there is nothing to clean up after a failure.
 

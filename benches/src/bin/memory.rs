@@ -213,7 +213,7 @@ impl Bench {
         }
         self.answer(&stays, connected).await?;
         self.advance_by(GRACE_EXPIRED).await;
-        // Ends the calls that the set-up does not cancel.
+        // This ends the calls that the set-up has not cancelled.
         self.ledger.release(never_return.number).cancel();
         self.ledger.release(returns.number).cancel();
         let calls = never_return.calls.start..returns.calls.end;

@@ -6,13 +6,13 @@
 //! | what the client did | the token may fire from | the handler must have stopped by |
 //! |---|---|---|
 //! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
-//! | resumed within the grace with an event id of the call | that absence allows and demands nothing | |
-//! | closed a stream and has another | nothing | nothing |
-//! | resumed within [`RACE`] of the end of the grace | likewise, for a while | nothing |
-//! | closed a resume before its head arrived | from the disconnect before | as if it had just disconnected |
+//! | resumed within the grace with one of the call's event ids | that absence allows and demands nothing | |
+//! | closed a stream but still has another | nothing | nothing |
+//! | resumed within [`RACE`] of the grace's end | likewise, for a while | nothing |
+//! | closed a resume before its head arrived | from the previous disconnect | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
-//! | sent a DELETE | then | its 2xx + 1 s; without the session manager rmcp's 5 s more |
-//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing: the kernel reads for it) |
+//! | sent a DELETE | then | its 2xx + 1 s; without the session manager, plus rmcp's 5 s |
+//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing, because the kernel reads for it) |
 //!
 //! | what the server did | | |
 //! |---|---|---|

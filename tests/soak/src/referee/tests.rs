@@ -1,4 +1,4 @@
-//! Tests of the referee with hand-written logs.
+//! Tests the referee with hand-written logs.
 
 use super::{Class, Misdelivery, Report, Violation, judge};
 use crate::{
