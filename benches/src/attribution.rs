@@ -1,30 +1,30 @@
-//! Attributes a source line to the crate, the caller of a container, or another package.
+//! Attributes a source line to the crate, a container's caller, or another package.
 
 use std::path::Path;
 
 use anyhow::Result;
 
-/// Crates whose code runs on behalf of its caller. A place in one of them does not identify an owner.
+/// Crates whose code runs on behalf of its caller. A location in one of them identifies no owner.
 const CONTAINERS: &str = "bytes futures-channel futures-core futures-util hashbrown http http-body-util lock_api parking_lot tokio tokio-util";
 
-/// The code that a place is attributed to.
+/// The code that a location is attributed to.
 #[derive(Debug, PartialEq)]
 pub enum Owner<'a> {
-    /// Works for its caller.
+    /// Code that works for its caller.
     Container,
-    /// The crate, at this place.
+    /// The crate, at this location.
     Layer(&'a str),
-    /// Another package, for example rmcp or the bench.
+    /// Another package, such as rmcp or the bench.
     Other(&'a str),
 }
 
-/// Returns the path of the crate's sources, with a trailing slash.
+/// Returns the path to the crate's sources, with a trailing slash.
 pub fn root() -> Result<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     Ok(format!("{}/", source.canonicalize()?.display()))
 }
 
-/// Returns the owner of `place`, which is `path:line` or `in library`.
+/// Returns the owner of `place`, which is either `path:line` or `in library`.
 pub fn owner<'a>(place: &'a str, root: &str) -> Owner<'a> {
     if let Some(place) = place.strip_prefix(root) {
         return Owner::Layer(place);
@@ -33,7 +33,7 @@ pub fn owner<'a>(place: &'a str, root: &str) -> Owner<'a> {
     if unknown.iter().any(|start| place.starts_with(start)) {
         return Owner::Container;
     }
-    // A package is `NAME-VERSION`, in a directory of its registry.
+    // A package is a `NAME-VERSION` directory inside its registry.
     let package = place.split_once("/registry/src/");
     let package = package.and_then(|(_, path)| path.split('/').nth(1));
     let name = package.and_then(|package| package.rsplit_once('-'));

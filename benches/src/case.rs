@@ -1,4 +1,4 @@
-//! A case: a request to a server, and the set-up that watches its calls.
+//! A case: a request to a server, and the set-up that watches the server's calls.
 
 use std::{
     fmt,
@@ -23,19 +23,20 @@ use tower::ServiceExt;
 use crate::{
     client::{Client, Transport, call},
     common_layers::CommonLayer,
-    named,
+    find_named,
     setup::{Mode, Server, Setup, bare, boxed, clustered, routed},
     stats::Dice,
     tools::Tools,
 };
 
-/// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
+/// Rounds of a four-instruction loop, which together cost about 3 % of a bare 100 B call.
 const WASTED_ROUNDS: u32 = 1_100;
 
-/// Locks taken in vain, about 5 % of the locked instructions of such a call. Each has four reads that may miss the cache.
+/// Locks taken for nothing, about 5 % of such a call's locked instructions. Each is accompanied by four reads that may
+/// miss the cache.
 const WASTED_LOCKS: usize = 25;
 
-/// One thing to measure. Its display form is also its command line: `wrapped session arguments 100`.
+/// One thing to measure. Displays as its own command line: `wrapped session arguments 100`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Case {
@@ -49,18 +50,18 @@ pub struct Case {
 pub enum Candidate {
     #[strum(to_string = "{0}")]
     Setup(Setup),
-    /// A common layer that is not from this crate.
+    /// A common layer from outside this crate.
     #[strum(to_string = "{0}")]
     CommonLayer(CommonLayer),
-    /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
+    /// Like [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
-    /// As [`Setup::Wrapped`], with axum's body type.
+    /// Like [`Setup::Wrapped`], with axum's body type.
     Routed,
-    /// As [`Setup::Wrapped`], as the only member of a cluster. Each call reaches the owner of its session directly.
+    /// Like [`Setup::Wrapped`], but as a cluster's only member. Each call reaches its session's owner directly.
     Clustered,
-    /// As [`Setup::Wrapped`], and about 3 % slower than necessary. The gate must reject it.
+    /// Like [`Setup::Wrapped`], but about 3 % slower than it needs to be. The gate must reject it.
     Slowed,
-    /// As [`Setup::Wrapped`], wasteful in everything else that the gate counts. The gate must reject it.
+    /// Like [`Setup::Wrapped`], but wasteful in everything else the gate counts. The gate must reject it too.
     Sprawling,
 }
 
@@ -75,7 +76,7 @@ pub enum Workload {
     Plain,
 }
 
-/// The payload of a call, in bytes.
+/// A call's payload, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub enum Load {
     #[strum(to_string = "arguments {0}")]
@@ -84,12 +85,12 @@ pub enum Load {
     Result(usize),
 }
 
-/// A case whose request can be repeated.
+/// A case that has been started, so its request can be repeated.
 pub struct Running {
     client: Client,
     /// A tool and its arguments.
     call: Option<(&'static str, Value)>,
-    /// The start of the answer, and its minimum length.
+    /// What the answer must start with, and its minimum length.
     expected: (String, usize),
     requests: usize,
 }
@@ -101,7 +102,7 @@ impl Case {
         Self { candidate, what }
     }
 
-    /// Returns every request, of bare rmcp and of the set-ups that are compared with it.
+    /// Returns every request, both for bare rmcp and for the set-ups compared with it.
     pub fn compared() -> impl Iterator<Item = Self> {
         Workload::all().flat_map(|what| {
             let candidates = iter::once(Candidate::BARE).chain(Candidate::COMPARED);
@@ -109,9 +110,9 @@ impl Case {
         })
     }
 
-    /// Returns the case with this display form.
+    /// Returns the case that displays as `words`.
     pub fn named(words: &str) -> Result<Self> {
-        named(Self::all(), words)
+        find_named(Self::all(), words)
     }
 
     fn all() -> impl Iterator<Item = Self> {
@@ -129,17 +130,17 @@ impl Case {
         Self::compared().chain(others)
     }
 
-    /// Returns the same request of bare rmcp.
+    /// Returns the same request to bare rmcp.
     pub fn bare(self) -> Self {
         Self::new(Candidate::BARE, self.what)
     }
 
-    /// Returns the number of counted requests.
+    /// Returns the number of requests that are counted.
     pub fn calls(self) -> f64 {
         f64::from(self.what.repetitions().1)
     }
 
-    /// Starts the server and a client, which has a session if the case has one.
+    /// Starts the server and a client, with a session if the case has one.
     pub async fn run(self) -> Result<Running> {
         let transport = Transport::Direct(self.server().await?);
         let client = match self.what {
@@ -194,13 +195,15 @@ impl Case {
             (Workload::Call(mode, _), Candidate::Clustered) => {
                 clustered(mode.config(), tools, layer).await?
             }
-            (Workload::Call(mode, _), Candidate::Slowed) => {
-                boxed(setup.serve(mode.config(), tools, layer).map_request(slowly))
-            }
+            (Workload::Call(mode, _), Candidate::Slowed) => boxed(
+                setup
+                    .serve(mode.config(), tools, layer)
+                    .map_request(waste_instructions),
+            ),
             (Workload::Call(mode, _), Candidate::Sprawling) => boxed(
                 setup
                     .serve(mode.config(), tools, layer)
-                    .map_request(sprawling),
+                    .map_request(waste_everything_else),
             ),
         })
     }
@@ -215,15 +218,15 @@ impl TryFrom<String> for Case {
 }
 
 /// Wastes instructions.
-fn slowly<A>(request: Request<A>) -> Request<A> {
+fn waste_instructions<A>(request: Request<A>) -> Request<A> {
     for round in 0..WASTED_ROUNDS {
         black_box(round);
     }
     request
 }
 
-/// Wastes everything else: locks, unpredictable reads and branches, and code used nowhere else.
-fn sprawling<A>(request: Request<A>) -> Request<A> {
+/// Wastes everything else: locks, unpredictable reads and branches, and code that nothing else uses.
+fn waste_everything_else<A>(request: Request<A>) -> Request<A> {
     static WASTE: Mutex<Dice> = Mutex::new(Dice(1));
     static CELLS: [u8; 1 << 18] = [1; 1 << 18];
     let mut odd = 0;
@@ -287,7 +290,7 @@ impl Workload {
         calls.chain([Self::Plain])
     }
 
-    /// Returns the request, for display.
+    /// Returns a description of the request.
     pub fn request(self) -> &'static str {
         match self {
             Self::Call(Mode::Session, _) => "call in a session",
@@ -296,7 +299,7 @@ impl Workload {
         }
     }
 
-    /// Returns the payload, for display. Empty for [`Workload::Plain`].
+    /// Returns a description of the payload. Empty for [`Workload::Plain`].
     pub fn load(self) -> String {
         let (of, bytes) = match self {
             Self::Call(_, Load::Arguments(bytes)) => ("arguments", bytes),
@@ -310,9 +313,9 @@ impl Workload {
         }
     }
 
-    /// Returns the number of requests before counting, and the number of counted requests.
+    /// Returns the number of warm-up requests and the number of counted requests.
     ///
-    /// After the first number, the queue of retained calls has its full size.
+    /// By the end of the warm-up, the queue of retained calls has reached its full size.
     pub fn repetitions(self) -> (u32, u32) {
         match self {
             Self::Call(_, Load::Arguments(1_000_000..) | Load::Result(1_000_000..)) => (20, 20),
@@ -347,7 +350,7 @@ impl Running {
         };
         self.requests += 1;
         let answer = self.client.ask(request).await?;
-        // A large result is at the start of its answer, so the search ends early.
+        // A large result is at the start of its answer, so there is no need to search all of it.
         let start = String::from_utf8_lossy(&answer[..answer.len().min(1_000)]);
         let (expected, least) = &self.expected;
         let is_right = start.contains(expected) && answer.len() >= *least;
@@ -361,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_read_from_its_own_words_and_from_no_others() {
+    fn a_case_is_parsed_from_its_display_form_only() {
         for case in Case::all() {
             assert_eq!(Case::named(&case.to_string()).unwrap(), case);
         }
@@ -369,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_case_gets_right_answers() {
+    async fn every_case_gets_correct_answers() {
         for case in Case::all() {
             let answer = case.run().await.unwrap().ask().await;
             answer.unwrap_or_else(|failure| panic!("{case}: {failure}"));

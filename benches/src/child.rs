@@ -1,7 +1,7 @@
-//! Runs a part of a bench in a child process: the same program in another [`role`](crate::role).
+//! Runs part of a bench in a child process: the same program in another [`role`](crate::role).
 //!
-//! The child reads one command per line and writes one line in reply. It ends when its input is closed. A child that
-//! needs no commands writes one line and ends.
+//! The child reads one command per line, answers each with one line, and exits when its input is closed. A child
+//! that needs no commands writes a single line and exits.
 
 use std::{env, process::Stdio};
 
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::is_quick;
 
-/// A child process of this program.
+/// A child process running this program.
 #[derive(Debug)]
 pub struct Child {
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
-    /// Killed on drop, unless it has ended.
+    /// Killed on drop unless it has already exited.
     _process: tokio::process::Child,
 }
 
@@ -42,13 +42,13 @@ impl Child {
         })
     }
 
-    /// Returns the result of a child that needs no commands.
+    /// Returns the result from a child that needs no commands.
     pub async fn result<T: DeserializeOwned>(role: &str) -> Result<T> {
         let answer = Self::start(role)?.answer().await?;
         Ok(serde_json::from_str(&answer)?)
     }
 
-    /// Sends a command and waits for its reply.
+    /// Sends a command and waits for the reply.
     pub async fn ask(&mut self, command: &str) -> Result<String> {
         let line = format!("{command}\n");
         self.input.write_all(line.as_bytes()).await?;
@@ -61,8 +61,8 @@ impl Child {
     }
 }
 
-/// Runs in the child: executes each command with `act`, until one fails or the input ends.
-pub async fn obey(mut act: impl AsyncFnMut(&[&str]) -> Result<String>) -> Result<()> {
+/// Runs in the child: executes each command with `act` until one fails or the input ends.
+pub async fn run_commands(mut act: impl AsyncFnMut(&[&str]) -> Result<String>) -> Result<()> {
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
     while let Some(command) = commands.next_line().await? {
         let words: Vec<&str> = command.split(' ').collect();

@@ -1,6 +1,6 @@
 //! An MCP client that can disconnect in several ways, over a socket or in process.
 //!
-//! Each call has its own connection, so that one call can be abandoned alone.
+//! Every call has its own connection, so that a single call can be abandoned.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -20,20 +20,20 @@ use tower::{Service, ServiceExt};
 
 use crate::setup::{Mode, Server};
 
-/// The header with the number of the call that a request belongs to.
+/// The header that carries the number of the call a request belongs to.
 pub const CALL: &str = "x-call";
 
 const SESSION: &str = "mcp-session-id";
 
 const VERSION: &str = "2025-06-18";
 
-/// Timeout of any operation. It is far longer than an operation takes.
+/// Timeout for any operation, far longer than one should ever take.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The end of a chunked body; the connection stays open.
+/// Ends a chunked body while keeping the connection open.
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
-/// How the server is reached.
+/// How to reach the server.
 #[derive(Clone)]
 pub enum Transport {
     Direct(Server<Full<Bytes>>),
@@ -48,16 +48,16 @@ pub struct Client {
     fields: [(HeaderName, HeaderValue); 5],
 }
 
-/// A response and what was read of it.
+/// A response, and what has been read from it so far.
 pub struct Stream {
     source: Source,
     seen: Vec<u8>,
 }
 
-/// The session id that a response opened.
+/// The id of the session that a response opened.
 type Opened = Option<HeaderValue>;
 
-/// The form of a disconnect as the server sees it.
+/// How a disconnect looks to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter)]
 pub enum Close {
     Fin,
@@ -75,7 +75,7 @@ pub fn call(id: usize, tool: &str, arguments: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
-/// Returns a `ping`, which the server answers as long as it is not blocked.
+/// Returns a `ping`, which the server answers unless it is blocked.
 pub fn ping() -> Value {
     json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" })
 }
@@ -112,7 +112,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Opens `count` clients one after the other.
+    /// Opens `count` clients, one after another.
     pub async fn open_many(transport: &Transport, mode: Mode, count: usize) -> Result<Vec<Self>> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -129,9 +129,9 @@ impl Client {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool; `number` is also the request id. Returns once the answer has started.
+    /// Calls a tool, with `number` as the request id too. Returns once the answer has started.
     ///
-    /// In a session, the first event id has been read by then. The client can resume from it.
+    /// In a session, the first event id has been read by then, so the client can resume from it.
     pub async fn begin(
         &self,
         number: usize,
@@ -187,7 +187,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if the client uses sockets, or if the status is not a success.
+    /// Fails if the client uses sockets, or unless the status is a success.
     pub async fn direct(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>> {
         let Transport::Direct(server) = &mut self.transport else {
             bail!("not in this process");
@@ -197,13 +197,13 @@ impl Client {
         Ok(response)
     }
 
-    /// Sends a request to a server in this process and reads the whole answer.
+    /// Sends a request to a server in this process and reads the answer in full.
     pub async fn ask(&mut self, request: Request<Full<Bytes>>) -> Result<Bytes> {
         let response = self.direct(request).await?;
         Ok(response.into_body().collect().await?.to_bytes())
     }
 
-    /// Sends a request and reads the response head, for at most [`LIMIT`].
+    /// Sends a request and reads the response head, within [`LIMIT`].
     ///
     /// # Errors
     ///
@@ -211,7 +211,7 @@ impl Client {
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
             let Transport::Socket(address) = self.transport else {
-                // Header values from a socket are not shared with other requests.
+                // Copies the values, because those read from a socket are not shared with other requests either.
                 for value in request.headers_mut().values_mut() {
                     *value = HeaderValue::from_bytes(value.as_bytes())?;
                 }
@@ -228,7 +228,7 @@ impl Client {
     }
 }
 
-/// Returns the headers of every request.
+/// Returns the headers that every request has.
 fn fields() -> [(HeaderName, HeaderValue); 5] {
     [
         // rmcp accepts this host, whatever the address.
@@ -241,9 +241,9 @@ fn fields() -> [(HeaderName, HeaderValue); 5] {
     .map(|(name, value)| (name, as_parsed(&HeaderValue::from_static(value))))
 }
 
-/// Rebuilds the value as hyper's parser does: as a slice of a shared buffer.
+/// Rebuilds the value the way hyper's parser does, as a slice of a shared buffer.
 ///
-/// A clone of such a value does not allocate.
+/// Cloning such a value does not allocate.
 fn as_parsed(value: &HeaderValue) -> HeaderValue {
     let buffer = BytesMut::from(value.as_bytes()).freeze();
     HeaderValue::from_maybe_shared(buffer).unwrap_or_else(|_| value.clone())
@@ -262,7 +262,7 @@ pub async fn wire(request: Request<Full<Bytes>>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Parses a response head. Returns the session id, or an error if the status is not a success.
+/// Parses a response head. Returns the session id, or an error unless the status is a success.
 fn opened(head: &str) -> Result<Opened> {
     let mut lines = head.lines();
     let status = lines.next().unwrap_or_default();
@@ -287,7 +287,7 @@ impl Stream {
         Self { source, seen }
     }
 
-    /// Sends a request on this keep-alive connection and reads the whole answer.
+    /// Sends a request on this keep-alive connection and reads the answer in full.
     ///
     /// # Errors
     ///
@@ -301,7 +301,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads until `wanted` has arrived, for at most `LIMIT`. Fails if the answer ends first.
+    /// Reads until `wanted` has arrived, for up to `LIMIT`. Fails if the answer ends first.
     pub async fn until(&mut self, wanted: &str) -> Result<()> {
         tokio::time::timeout(LIMIT, self.wait_for(wanted)).await?
     }
@@ -314,7 +314,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads until there is an event id from which the client can resume.
+    /// Reads until there is an event id that the client can resume from.
     async fn event_id(&mut self) -> Result<String> {
         self.until("\nid: ").await?;
         // A blank line completes the event.
@@ -328,18 +328,18 @@ impl Stream {
         String::from_utf8_lossy(&self.seen).into_owned()
     }
 
-    /// Drops what was read, and frees its memory.
+    /// Drops what has been read, and frees its memory.
     pub fn forget(&mut self) {
         self.seen = Vec::new();
     }
 
     /// Prepares the stream so that dropping it closes the connection in this way.
     ///
-    /// Does nothing for a server in this process.
+    /// Does nothing if the server is in this process.
     pub fn before_close(&mut self, close: Close) -> Result<()> {
         match (&self.source, close) {
             (Source::Socket(socket), Close::Fin) => {
-                // The kernel sends an RST if unread data is left.
+                // The kernel sends an RST if any unread data is left.
                 let mut unread = [0; 4096];
                 while socket.try_read(&mut unread).is_ok_and(|read| read > 0) {}
             }
@@ -356,7 +356,7 @@ impl Stream {
         }
     }
 
-    /// Reads more of the answer. Returns `false` at its end.
+    /// Reads more of the answer. Returns `false` once it has ended.
     async fn read(&mut self) -> Result<bool> {
         match &mut self.source {
             Source::Body(body) => {
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_and_a_refusal_is_an_error() {
+    fn a_session_id_is_read_and_a_refusal_is_an_error() {
         let session = opened("HTTP/1.1 200 OK\r\nmcp-session-id: 7\r\n\r\nbody").unwrap();
         assert_eq!(session.unwrap(), "7");
         let refused = opened("HTTP/1.1 404 Not Found\r\n\r\n").unwrap_err();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_has_its_body_behind_the_blank_line() {
+    async fn a_request_has_its_body_after_the_blank_line() {
         let request = Request::post("http://localhost/mcp").header("host", "localhost");
         let request = request.body(Full::from("{}")).unwrap();
         let bytes = wire(request).await.unwrap();

@@ -1,4 +1,4 @@
-//! Common layers, for comparison with ours.
+//! Common layers, to compare ours with.
 
 use std::time::Duration;
 
@@ -35,12 +35,12 @@ use crate::{
 pub enum CommonLayer {
     /// `TraceLayer` at `INFO`, without a subscriber.
     Trace,
-    /// As [`Self::Trace`], with a subscriber that formats everything and discards it.
+    /// Like [`Self::Trace`], with a subscriber that formats everything and throws it away.
     TraceHeard,
     Cors,
     /// An axum middleware function that does nothing.
     FromFn,
-    /// Sets a request id and copies it into the response.
+    /// Sets a request id and copies it to the response.
     RequestId,
     /// Request ids, `Trace`, `Cors`, `CatchPanic` and `Timeout`.
     Five,
@@ -56,7 +56,7 @@ impl CommonLayer {
             Self::Trace => boxed(trace().layer(service)),
             Self::TraceHeard => {
                 let subscriber = tracing_subscriber::fmt().with_writer(std::io::sink);
-                // An earlier case may have set one.
+                // An earlier case may already have set one.
                 let _ = subscriber.try_init();
                 boxed(trace().layer(service))
             }
@@ -94,7 +94,7 @@ fn trace() -> TraceLayer<SharedClassifier<ServerErrorsAsFailures>> {
         .on_response(DefaultOnResponse::new().level(Level::INFO))
 }
 
-/// Returns a timeout that is longer than any call takes.
+/// Returns a timeout longer than any call takes.
 fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(3_600))
 }

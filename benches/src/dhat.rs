@@ -1,4 +1,4 @@
-//! The places of allocations, from valgrind's `dhat`.
+//! Where allocations are made, according to valgrind's `dhat`.
 
 use std::{collections::BTreeMap, fs};
 
@@ -11,14 +11,14 @@ use crate::{
     valgrind::{self, Allocator, in_scratch},
 };
 
-/// Allocations of one place in the crate.
+/// Allocations made at one location in the crate.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Allocated {
     pub count: f64,
     pub bytes: f64,
 }
 
-/// Places in the source, for instance `src/service.rs:88`.
+/// Source locations, such as `src/service.rs:88`.
 pub type Places = BTreeMap<String, Allocated>;
 
 #[derive(Deserialize)]
@@ -33,13 +33,13 @@ struct Point {
     tb: u64,
     /// Total blocks.
     tbk: u64,
-    /// The stack, innermost first, as indices into the table of frames.
+    /// The stack, innermost frame first, as indices into the frame table.
     fs: Vec<usize>,
 }
 
-/// Returns the crate's allocations per call, from the difference of two runs.
+/// Returns the crate's allocations per call, taken as the difference between two runs.
 ///
-/// Omits places that have at most 0.0005 allocations per call.
+/// Omits locations with at most 0.0005 allocations per call.
 pub fn places(case: Case) -> Result<Places> {
     let (few, many) = (100, 1_100);
     let before = run(case, few)?;
@@ -66,7 +66,7 @@ fn run(case: Case, times: u32) -> Result<Places> {
     Ok(by_place(&profile, &root()?))
 }
 
-/// Attributes each allocation to the innermost frame that is not a container. Omits those that are not the crate's.
+/// Attributes each allocation to the innermost frame outside a container. Omits all but the crate's.
 fn by_place(profile: &Profile, root: &str) -> Places {
     let mut places = Places::new();
     for point in &profile.pps {
@@ -82,7 +82,7 @@ fn by_place(profile: &Profile, root: &str) -> Places {
     places
 }
 
-/// Returns the place of a frame: `path:line`, or `in library`.
+/// Returns a frame's location: `path:line` or `in library`.
 ///
 /// A frame is `0xADDRESS: function (path:line)`, or `0xADDRESS: function (in library)`.
 fn place(frame: &str) -> &str {
@@ -97,7 +97,7 @@ mod tests {
     const ROOT: &str = "/home/me/layer/src/";
 
     #[test]
-    fn an_allocation_belongs_to_the_caller_of_the_container() {
+    fn an_allocation_belongs_to_the_containers_caller() {
         let registry = "(/home/me/.cargo/registry/src/index-1";
         let table = [
             "0x1: malloc (in /usr/libexec/valgrind/preload.so)".to_owned(),

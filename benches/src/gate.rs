@@ -1,4 +1,4 @@
-//! The limits for the cost of a call: `gate.toml`.
+//! Limits on what a call may cost, from `gate.toml`.
 
 use std::fs;
 
@@ -9,19 +9,19 @@ use crate::{case::Case, valgrind::Count};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gate.toml");
 
-/// The contents of the file.
+/// The file's contents.
 #[derive(Debug, Deserialize)]
 pub struct Limits {
     pub limit: Vec<Limit>,
 }
 
-/// The limit of one case, as a ratio to bare rmcp, or as a difference for last-level misses.
+/// One case's limit: a ratio to bare rmcp, or a difference for last-level misses.
 #[derive(Debug, Deserialize)]
 pub struct Limit {
     pub case: Case,
     pub count: Count,
     pub most: f64,
-    /// The intended ratio, where one is defined.
+    /// The intended ratio, if one is defined.
     pub target: Option<f64>,
 }
 
@@ -32,12 +32,13 @@ impl Limits {
         Ok(toml::from_str(&fs::read_to_string(FILE)?)?)
     }
 
-    /// Writes the limits and keeps the rest of the file.
+    /// Writes the limits, keeping the rest of the file.
     pub fn write(&self) -> Result<()> {
         Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    /// Replaces the limits in `text`, which has them in this order, each `most` on its own line.
+    /// Replaces the limits in `text`. They are in this order, with each `most` on a line of its
+    /// own.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
         let line = |line: &str| {
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tightened_limit_allows_what_was_measured_and_little_more() {
+    fn a_tightened_limit_barely_allows_the_measured_value() {
         let mut limit = Limits::read().unwrap().limit.remove(0);
         limit.tighten(1.2034);
         assert!(limit.allows(1.2034) && limit.allows(1.213));
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_written_to_its_own_place() {
+    fn each_limit_replaces_its_own_line() {
         let file = |last| {
             let case = "[[limit]]\ncase = \"bare plain\"\n";
             format!(
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_of_the_file_has_one_limit_for_a_count() {
+    fn each_case_has_at_most_one_limit_per_count() {
         let mut counted = BTreeSet::new();
         for limit in Limits::read().unwrap().limit {
             assert!(counted.insert((limit.case, limit.count)));

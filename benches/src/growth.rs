@@ -1,4 +1,4 @@
-//! The cost of single operations while many calls are in flight.
+//! What single operations cost while many calls are in flight.
 
 use std::{fmt, time::Duration};
 
@@ -15,15 +15,15 @@ use tokio::time::Instant;
 
 use crate::{
     client::{Client, Transport, call},
-    named,
+    find_named,
     setup::{Mode, Setup},
     tools::Tools,
 };
 
-/// Number of measurements of each operation.
+/// How often each operation is measured.
 pub const REPETITIONS: u32 = 40;
 
-/// The calls in flight. The display form is also a command line: `wrapped many 1000`.
+/// The calls in flight. Displays as its own command line: `wrapped many 1000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Scene {
     pub spread: Spread,
@@ -35,19 +35,19 @@ pub struct Scene {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Spread {
-    /// 100 calls in each session.
+    /// 100 calls per session.
     Many,
     /// All calls in one session, including the measured one.
     One,
 }
 
-/// The measured operation.
+/// The operation being measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// A call starts and is answered.
     Call,
-    /// A client disconnects, so its call is detached.
+    /// A client disconnects, which detaches its call.
     HangUp,
     /// A client resumes and reads the first event.
     Resume,
@@ -57,27 +57,27 @@ pub enum Operation {
     Find,
 }
 
-/// A server with the calls of a scene in flight.
+/// A server with a scene's calls in flight.
 struct Stage {
     scene: Scene,
     layer: CancelOnDisconnectLayer,
-    /// The client of the measured session.
+    /// The client whose session is measured.
     client: Client,
     _bodies: Vec<Body>,
-    /// The last request id of the measured session.
+    /// The last request id used in the measured session.
     requests: usize,
 }
 
-/// The duration of each repetition of an operation.
+/// How long each repetition of an operation took.
 struct Durations(Vec<Duration>);
 
 // === impl Spread ===
 
 impl Spread {
-    /// Returns the numbers of in-flight calls that are measured.
+    /// Returns the numbers of in-flight calls to measure.
     ///
-    /// To start its calls, one session of bare rmcp needs time quadratic in their number. So one session is not measured
-    /// with 100,000.
+    /// In bare rmcp, the time it takes to start a session's calls is quadratic in their number, so a single session is
+    /// not measured with 100,000.
     pub fn sizes(self) -> [usize; 3] {
         match self {
             Self::Many => [1, 1_000, 100_000],
@@ -96,9 +96,9 @@ impl Spread {
 // === impl Scene ===
 
 impl Scene {
-    /// Returns the scene with this display form.
+    /// Returns the scene that displays as `words`.
     pub fn named(words: &str) -> Result<Self> {
-        named(Self::all(), words)
+        find_named(Self::all(), words)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
@@ -159,7 +159,7 @@ impl Stage {
         Ok(first_event(response).await?.0)
     }
 
-    /// Performs the operation once. Counts the operation alone, without its preparation.
+    /// Performs the operation once, counting only the operation and not its preparation.
     async fn perform(&mut self, operation: Operation, durations: &mut Durations) -> Result<()> {
         self.requests += 1;
         match operation {
@@ -215,7 +215,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Cancels the last call by a notification. The layer's handle would visit all calls and evict the caches.
+    /// Cancels the last call with a notification. The layer's handle would visit all calls and evict the caches.
     async fn cancel(&mut self) -> Result<()> {
         let params = json!({ "requestId": self.requests });
         let method = "notifications/cancelled";
@@ -225,7 +225,7 @@ impl Stage {
     }
 }
 
-/// Calls a tool that does not answer. Returns the response and the event id from which a client can resume.
+/// Calls a tool that never answers. Returns the response and an event id to resume from.
 async fn wait(client: &mut Client, id: usize) -> Result<(Body, String)> {
     let request = client.post(&call(id, "wait", json!({})))?;
     first_event(client.direct(request).await?).await
@@ -251,7 +251,7 @@ async fn settle() {
 // === impl Durations ===
 
 impl Durations {
-    /// Counts and times an operation together with the tasks that it wakes.
+    /// Counts and times an operation together with the tasks it wakes.
     async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -261,7 +261,7 @@ impl Durations {
         done
     }
 
-    /// Counts and times an operation that wakes no task.
+    /// Counts and times an operation that wakes no tasks.
     fn add_alone<T>(&mut self, operation: impl FnOnce() -> T) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -277,7 +277,7 @@ impl Durations {
     }
 }
 
-/// Measures all operations. Prints the name and the median time (ns) of each, then exits the process.
+/// Measures all operations, prints each one's name and median time (ns), then exits.
 pub async fn measure(scene: Scene) -> Result<()> {
     let mut stage = Stage::start(scene).await?;
     callgrind::start_instrumentation();
@@ -296,6 +296,6 @@ pub async fn measure(scene: Scene) -> Result<()> {
         println!("{operation} {}", median.as_nanos());
     }
     callgrind::stop_instrumentation();
-    // Exits at once. Ending 100,000 calls one by one is not part of the measurement.
+    // Exits right away, because ending 100,000 calls one by one is not part of the measurement.
     std::process::exit(0)
 }

@@ -1,8 +1,8 @@
 //! A hand-written drop guard, for comparison.
 //!
-//! The guard puts a token into the request. The token fires when the response is dropped before it ends, or the request
-//! before its response. The guard has no ids and no sessions, so a client that resumes has lost its call. The handler
-//! must also check this token itself, because rmcp's own never fires.
+//! The guard puts a token into the request. The token fires when the response is dropped before it has ended, or the
+//! request before it has a response. The guard knows no ids and no sessions, so a client that resumes has lost its
+//! call. The handler must also check this token itself, because rmcp's own never fires.
 
 use std::{
     convert::Infallible,
@@ -20,14 +20,14 @@ use tower::{BoxError, Service, service_fn};
 
 use crate::setup::{Server, boxed};
 
-/// Fires when the client disconnects. Stored in the request's extensions.
+/// Fires when the client disconnects. Found in the request's extensions.
 #[derive(Debug, Clone)]
 pub struct ClientDisconnected(pub CancellationToken);
 
 pin_project! {
-    /// A body with a value that is dropped with it, and before it.
+    /// A body with a value that is dropped along with it, and before it.
     ///
-    /// At the end of the body, the value is passed to a function instead.
+    /// If the body ends first, the value is passed to a function instead.
     pub struct GuardedBody<B, T> {
         tie: Option<T>,
         // Called with `tie` when the body ends.
@@ -37,7 +37,7 @@ pin_project! {
     }
 }
 
-/// Wraps a service to insert a [`ClientDisconnected`] into each request.
+/// Wraps a service so that each request gets a [`ClientDisconnected`].
 pub fn guarded<S, A, B>(mut service: S) -> Server<A>
 where
     S: Service<Request<A>, Response = Response<B>, Error = Infallible>,

@@ -1,8 +1,8 @@
-//! Shared by all benches: set-ups, clients, counting and the report.
+//! What all benches share: set-ups, clients, counting and the report.
 //!
-//! Each bench is a program in `src/bin`. It measures one thing in several set-ups of [`setup`] in one run, prints its
-//! tables, and stores each as a [`report::Section`]. The text of each section is in `sections`. The programs `gate` and
-//! `report` are not benches: one enforces limits, and the other assembles the sections.
+//! Each bench is a program in `src/bin`. It measures one thing in several of the [`setup`]s in a single run, prints its
+//! tables, and stores each of them as a [`report::Section`]. The text for each section is in `sections`. The programs
+//! `gate` and `report` are not benches: one enforces limits, the other assembles the sections.
 
 use std::{env, fmt::Display};
 
@@ -43,7 +43,7 @@ pub mod prelude {
         setup::{Mode, Setup},
         sockets::{
             ledger::{CallTimes, Group, Ledger, SelectStamp},
-            serve::{serve, witnessed},
+            serve::{record_drops, serve},
             tools::{Tools, done},
         },
         stats::{Dice, Sample},
@@ -63,7 +63,7 @@ macro_rules! cells {
     ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
 }
 
-/// Returns `true` if the command line has `--quick`, for a run of a few seconds.
+/// Returns `true` if `--quick` was passed, which asks for a run of a few seconds.
 pub fn is_quick() -> bool {
     env::args().any(|argument| argument == "--quick")
 }
@@ -74,10 +74,10 @@ pub fn role() -> String {
     Vec::from_iter(arguments.filter(|word| word != "--quick")).join(" ")
 }
 
-/// Returns the item with this display form.
-pub fn named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Result<T> {
-    let named = items.find(|item| item.to_string() == words);
-    named.with_context(|| format!("nothing is named {words:?}"))
+/// Returns the item that displays as `words`.
+pub fn find_named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Result<T> {
+    let found = items.find(|item| item.to_string() == words);
+    found.with_context(|| format!("nothing is named {words:?}"))
 }
 
 /// Creates a runtime on the current thread.
@@ -87,13 +87,13 @@ pub fn runtime() -> std::io::Result<Runtime> {
 
 /// Creates a runtime on the current thread with a paused clock.
 ///
-/// The clock advances only while the runtime is idle.
+/// The clock only advances while the runtime is idle.
 pub fn paused_runtime() -> std::io::Result<Runtime> {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true).build()
 }
 
-/// Number of threads of [`workers`].
+/// Number of threads used by [`workers`].
 pub const WORKERS: usize = 2;
 
 /// Creates a runtime for a server on real sockets.

@@ -1,5 +1,5 @@
-//! Locked instructions, with which a processor claims a cache line from all others. How many a call executes, and which
-//! locks it takes, does not depend on the machine. Their cost does. Those of the C library do not count.
+//! Locked instructions, which make a processor claim a cache line from all others. How many of them a call executes and
+//! which locks it takes are the same on every machine; only their cost differs. The C library's are not counted.
 //!
 //! callgrind counts how often each instruction is executed, `objdump` identifies the locked ones, and `addr2line` maps
 //! them to functions, including inlined ones.
@@ -14,29 +14,29 @@ use anyhow::{Context, Result, ensure};
 
 use crate::attribution::{Owner, owner, root};
 
-/// Number of executions of each locked instruction, by file and address.
+/// How often each locked instruction was executed, by file and address.
 #[derive(Debug, Default)]
 pub struct Profile(BTreeMap<(String, u64), u64>);
 
-/// The locked instructions, by the code that executes them.
+/// Locked instructions, grouped by the code that executes them.
 #[derive(Debug, Default)]
 pub struct Attributed {
-    /// By place in the crate, or by the name of another package.
+    /// By location in the crate, or by another package's name.
     pub places: BTreeMap<String, u64>,
-    /// Number of times each lock was taken, by the guarded type.
+    /// How often each lock was taken, by the type it guards.
     pub locks: BTreeMap<String, u64>,
 }
 
-/// The addresses of the locked instructions in a file.
+/// Addresses of a file's locked instructions.
 type Addresses = Arc<BTreeSet<u64>>;
 
-/// What [`locked`] has returned, by file.
+/// What [`locked`] has returned so far, by file.
 static KNOWN: Mutex<BTreeMap<String, Addresses>> = Mutex::new(BTreeMap::new());
 
 // === impl Profile ===
 
 impl Profile {
-    /// Parses callgrind output written with `--dump-instr=yes`, without compression or lines.
+    /// Parses callgrind output written with `--dump-instr=yes`, uncompressed and without lines.
     pub fn parse(text: &str) -> Result<Self> {
         let (mut profile, mut file, mut is_call) = (Self::default(), String::new(), false);
         let mut addresses = Addresses::default();
@@ -49,7 +49,7 @@ impl Profile {
                     locked(name)?
                 };
             } else if line.starts_with("calls=") {
-                // The next line is the cost of the called function.
+                // The next line is what the called function cost.
                 is_call = true;
             } else if let Some(cost) = line.strip_prefix("0x")
                 && !std::mem::take(&mut is_call)
@@ -69,7 +69,7 @@ impl Profile {
         self.0.values().sum()
     }
 
-    /// Attributes each locked instruction to a place and, if it takes a lock, to that lock.
+    /// Attributes each locked instruction to a location and, if it takes a lock, to that lock.
     pub fn resolve(&self) -> Result<Attributed> {
         let mut by_file: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
         for ((file, address), executed) in &self.0 {
@@ -94,7 +94,7 @@ impl Profile {
 // === impl Attributed ===
 
 impl Attributed {
-    /// Adds one stack: an address, then a function and a place for each frame, innermost first.
+    /// Adds one stack: an address, then a function and a location per frame, innermost first.
     fn add(&mut self, stack: &str, executed: u64, root: &str) {
         let lines = Vec::from_iter(stack.lines().skip(1));
         let frames = || lines.chunks_exact(2).map(|frame| (frame[0], frame[1]));
@@ -113,7 +113,7 @@ impl Attributed {
     }
 }
 
-/// Returns the type that a lock guards. `None` if this frame does not take a lock of std or of parking_lot.
+/// Returns the type that a lock guards. `None` unless this frame takes one of std's or parking_lot's locks.
 fn guarded_type(function: &str, place: &str) -> Option<String> {
     let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
     is_lock.iter().find(|path| place.contains(**path))?;
@@ -121,7 +121,7 @@ fn guarded_type(function: &str, place: &str) -> Option<String> {
     let takes = ["lock", "try_lock", "read", "write", "try_read", "try_write"];
     takes.iter().find(|take| **take == name)?;
     let guarded = guarded.strip_suffix('>')?;
-    // The functions of parking_lot are also generic over the raw lock.
+    // parking_lot's functions are also generic over the raw lock.
     let is_raw = guarded.starts_with("parking_lot::");
     let raw = guarded.split_once(", ").filter(|_| is_raw);
     Some(raw.map_or(guarded, |(_, guarded)| guarded).to_owned())
@@ -129,15 +129,15 @@ fn guarded_type(function: &str, place: &str) -> Option<String> {
 
 /// Returns `true` for the C library.
 ///
-/// Its allocator executes ten locked instructions whenever it consolidates free memory. How often it does so depends on
-/// the layout of the heap.
+/// Its allocator executes ten locked instructions whenever it consolidates free memory, and how often it does depends
+/// on the heap layout.
 fn is_libc(file: &str) -> bool {
     file.rsplit('/')
         .next()
         .is_some_and(|name| name.starts_with("libc.so"))
 }
 
-/// Returns the addresses of the locked instructions in a file, which is disassembled only once.
+/// Returns the addresses of a file's locked instructions. Disassembles each file only once.
 fn locked(file: &str) -> Result<Addresses> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(addresses) = known.get(file) {
@@ -150,7 +150,7 @@ fn locked(file: &str) -> Result<Addresses> {
     Ok(addresses)
 }
 
-/// Returns the address of the instruction if it is locked. `xchg` with memory is locked without a prefix.
+/// Returns the instruction's address if it is locked. `xchg` with memory is locked even without a prefix.
 fn locked_at(line: &str) -> Option<u64> {
     let (address, instruction) = line.split_once(":\t")?;
     let is_exchange = instruction.starts_with("xchg ") && instruction.contains('(');
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instruction_is_locked_by_its_prefix_or_as_an_exchange_with_memory() {
+    fn a_lock_prefix_or_an_exchange_with_memory_locks_an_instruction() {
         let locked = "  1f0:\tlock cmpxchg %ecx,(%rdi)";
         assert_eq!(locked_at(locked), Some(0x1f0));
         assert_eq!(locked_at("  1f4:\txchg   %eax,(%rdi)"), Some(0x1f4));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_named_by_its_content_and_its_place_by_its_caller() {
+    fn a_lock_is_attributed_to_its_guarded_type_and_its_caller() {
         let std = "/rustc/59/library/std/src/sync/poison/mutex.rs:492";
         let stack = format!(
             "5c\ncompare_exchange\n/rustc/59/library/core/src/sync/atomic.rs:3\nlock<a::B>\n{std}\nseen\n/me/src/slot.rs:9\n"

@@ -8,17 +8,17 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Restricts this thread and its later threads to one processor, see [`stay_in`].
+/// Restricts this thread, and the threads it starts later, to one processor, see [`pin_to_any_of`].
 ///
-/// The scheduler would otherwise affect the figures.
-pub fn stay_on(processor: usize) -> Result<()> {
-    stay_in(processor..processor + 1)
+/// Otherwise the scheduler would affect the figures.
+pub fn pin_to(processor: usize) -> Result<()> {
+    pin_to_any_of(processor..processor + 1)
 }
 
-/// Restricts this thread and its later threads to those of these processors that exist.
+/// Restricts this thread, and threads it starts later, to the processors among these that exist.
 ///
 /// Does nothing if none of them exists.
-pub fn stay_in(processors: Range<usize>) -> Result<()> {
+pub fn pin_to_any_of(processors: Range<usize>) -> Result<()> {
     let available = available_parallelism()?.get();
     let mut only = CpuSet::new();
     for processor in processors.start..processors.end.min(available) {
@@ -30,29 +30,29 @@ pub fn stay_in(processors: Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mean number of runnable processes during the last minute, or `unknown`.
+/// Returns the mean number of runnable processes over the last minute, or `unknown`.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// Returns the processor time of this process, in seconds.
+/// Returns the processor time used by this process, in seconds.
 pub fn processor_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the resident memory of this process, in MiB.
+/// Returns this process's resident memory, in MiB.
 pub fn resident() -> Result<f64> {
     status("VmRSS:")
 }
 
-/// Returns the highest [`resident`] since the last [`forget_peak`], in MiB.
+/// Returns the highest [`resident`] since the last [`reset_peak`], in MiB.
 pub fn peak() -> Result<f64> {
     status("VmHWM:")
 }
 
-pub fn forget_peak() -> Result<()> {
+pub fn reset_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 

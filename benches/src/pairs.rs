@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::stats::Sample;
 
-/// Runs `count` pairs. Each pair of results has that of side 0 first.
+/// Runs `count` pairs. Side 0's result is first in each pair.
 pub async fn alternate<T>(
     count: usize,
     mut run: impl AsyncFnMut(usize) -> Result<T>,
@@ -22,7 +22,7 @@ pub async fn alternate<T>(
     Ok(pairs)
 }
 
-/// Returns the ratio of side 1 to side 0 in each pair.
+/// Returns each pair's ratio of side 1 to side 0.
 pub fn ratios(pairs: &[[f64; 2]]) -> Sample {
     pairs.iter().map(|[first, second]| second / first).collect()
 }

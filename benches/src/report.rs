@@ -1,4 +1,4 @@
-//! Results of the benches, stored as JSON until the report is assembled.
+//! Bench results, stored as JSON until the report is assembled.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ pub mod page;
 
 pub use self::Bound::{AtLeast, AtMost};
 
-/// A result of a bench: a text, a table, and targets.
+/// A bench result: a text, a table, and targets.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
-    /// Name of the file, for example `latency`. It starts with the name of the bench.
+    /// The file name, such as `latency`. It starts with the bench's name.
     pub name: String,
     pub title: String,
-    /// What was measured, and which result would be bad. Markdown.
+    /// What was measured, and which result would be a bad one. Markdown.
     pub text: String,
     pub columns: Vec<String>,
     pub rows: Vec<Vec<String>>,
@@ -40,7 +40,7 @@ pub enum Bound {
     AtLeast(f64),
 }
 
-/// Returns the `target/report` of the crate, whatever the current directory.
+/// Returns the crate's `target/report`, whatever the current directory.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/report")
 }
@@ -48,19 +48,22 @@ pub fn folder() -> PathBuf {
 // === impl Section ===
 
 impl Section {
-    /// Reads the title, the text and the columns from the file in `sections`.
+    /// Reads the title, the text and the columns from the section's file in `sections`.
     ///
-    /// Replaces each `{name}` in the file by the value of that name, and fails if there is none.
+    /// Replaces each `{name}` in the file with the value of that name, and fails if it has none.
     pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
-        for (name, value) in values.as_object().context("values have names")? {
+        for (name, value) in values.as_object().context("the values have no names")? {
             let value = value.to_string();
             words = words.replace(&format!("{{{name}}}"), value.trim_matches('"'));
         }
-        ensure!(!words.contains('{'), "{name}.md has names without a value");
-        let (text, columns) = words.split_once("\n|").context("words without columns")?;
-        let (title, text) = text.split_once("\n\n").context("words without a text")?;
+        ensure!(
+            !words.contains('{'),
+            "{name}.md contains a name without a value"
+        );
+        let (text, columns) = words.split_once("\n|").context("no columns")?;
+        let (title, text) = text.split_once("\n\n").context("no text")?;
         let paragraphs = text.trim().split("\n\n");
         let columns = columns.trim().trim_matches('|').split('|');
         Ok(Self {
@@ -72,7 +75,7 @@ impl Section {
         })
     }
 
-    /// Returns the bench that measures the section, which is the first part of its name.
+    /// Returns the bench that measures the section, taken from the first part of its name.
     pub fn bench(&self) -> &str {
         self.name.split('-').next().unwrap_or(&self.name)
     }
@@ -124,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_was_not_measured_does_not_hold() {
+    fn an_unmeasured_target_does_not_hold() {
         let mut target = section().targets.remove(0);
         target.measured = f64::NAN;
         assert!(!target.holds());
     }
 
     #[test]
-    fn a_section_has_its_words_with_values_in_them() {
+    fn a_section_fills_in_the_values() {
         let section = section();
         assert_eq!(section.title, "Work without a client, and destroyed work");
         let text = &section.text;
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn words_with_a_name_that_has_no_value_are_refused() {
+    fn a_name_without_a_value_is_an_error() {
         assert!(Section::new("wasted", json!({ "calls": 7 })).is_err());
     }
 }

@@ -24,7 +24,7 @@ use crate::guard::guarded;
 /// A server with any layers around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
 
-/// The configuration of rmcp.
+/// rmcp's configuration.
 pub type Config = (StreamableHttpServerConfig, SessionConfig);
 
 /// The set-up that watches the calls.
@@ -37,11 +37,11 @@ pub enum Setup {
     Guard,
     /// The layer, over rmcp's own session manager.
     Layer,
-    /// The layer and its session manager.
+    /// The layer together with its session manager.
     Wrapped,
 }
 
-/// Session mode of rmcp.
+/// rmcp's session mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Mode {
@@ -52,12 +52,12 @@ pub enum Mode {
 // === impl Setup ===
 
 impl Setup {
-    /// Returns `true` if this crate is part of the set-up.
+    /// Returns `true` if the set-up includes this crate.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Layer | Self::Wrapped)
     }
 
-    /// Wraps a service with this set-up, without rmcp's parts. Only the set-ups of this crate use `layer`.
+    /// Wraps a service in this set-up, leaving out rmcp's parts. Only this crate's set-ups use `layer`.
     pub fn around<S, A, B>(self, service: S, layer: CancelOnDisconnectLayer) -> Server<A>
     where
         S: Service<Request<TeeBody<A>>, Response = Response<B>, Error = Infallible>,
@@ -75,7 +75,7 @@ impl Setup {
         }
     }
 
-    /// Serves `handler` in this set-up. Only the set-ups of this crate use `layer`.
+    /// Serves `handler` in this set-up. Only this crate's set-ups use `layer`.
     pub fn serve<H, A>(
         self,
         config: Config,
@@ -97,7 +97,7 @@ impl Setup {
 // === impl Mode ===
 
 impl Mode {
-    /// Returns rmcp's default configuration in this mode.
+    /// Returns rmcp's default configuration for this mode.
     pub fn config(self) -> Config {
         let mut config = StreamableHttpServerConfig::default();
         config.legacy_session_mode = self == Self::Session;
@@ -105,7 +105,7 @@ impl Mode {
     }
 }
 
-/// Serves `handler` as the only member of a cluster, which owns every session.
+/// Serves `handler` as a cluster's only member, which owns every session.
 pub async fn clustered<H: ServerHandler + Clone>(
     (mut config, sessions): Config,
     handler: H,
@@ -119,7 +119,7 @@ pub async fn clustered<H: ServerHandler + Clone>(
     Ok(boxed(routed(cluster.layer().layer(served))))
 }
 
-/// Passes bodies of axum's type to the service.
+/// Passes bodies to the service as axum's body type.
 pub fn routed<S, R>(
     service: S,
 ) -> impl Service<Request<Full<Bytes>>, Response = R, Error = Infallible, Future: Send>

@@ -4,14 +4,14 @@
 #[derive(Debug, Clone, Default)]
 pub struct Sample(Vec<f64>);
 
-/// Reproducible random numbers (splitmix64), so that every set-up has the same clients.
+/// Reproducible random numbers (splitmix64), so that every set-up gets the same clients.
 #[derive(Debug, Clone)]
 pub struct Dice(pub u64);
 
 // === impl Sample ===
 
 impl Sample {
-    /// Returns the smallest value that this share of the values does not exceed. `NaN` if the sample is empty.
+    /// Returns the smallest value that this share of the values does not exceed. `NaN` for an empty sample.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         let index = rank.clamp(1, self.0.len().max(1)) - 1;
@@ -52,7 +52,7 @@ impl FromIterator<f64> for Sample {
 // === impl Dice ===
 
 impl Dice {
-    /// Returns a number from 0 to 1, excluding 1.
+    /// Returns a number from 0 up to but not including 1.
     pub fn share(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_is_a_value_that_was_measured_and_a_median_may_lie_between_two() {
+    fn a_quantile_is_a_measured_value_but_a_median_may_lie_between_two() {
         let hundred: Sample = (1..=100).rev().map(f64::from).collect();
         let quantiles = [0.0, 0.5, 0.99, 0.991, 1.0].map(|share| hundred.quantile(share));
         assert_eq!(quantiles, [1.0, 50.0, 99.0, 100.0, 100.0]);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn dice_fill_the_range() {
+    fn dice_cover_the_range() {
         let mut dice = Dice(3);
         let shares: Sample = (0..1_000).map(|_| dice.share()).collect();
         assert!(shares.min() >= 0.0 && shares.max() < 1.0);

@@ -1,4 +1,4 @@
-//! The tools that are called.
+//! The tools that get called.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use rmcp::{
     schemars, tool, tool_handler, tool_router,
 };
 
-/// A server whose tools cost almost nothing. The router is built once, because rmcp requests a handler for every
-/// stateless call.
+/// A server whose tools cost next to nothing. The router is built only once, because rmcp asks for a new handler
+/// for every stateless call.
 #[derive(Clone)]
 pub struct Tools {
     tool_router: Arc<ToolRouter<Self>>,

@@ -1,9 +1,9 @@
-//! Runs the programs in `work` and counts their instructions with valgrind.
+//! Runs the programs in `work` under valgrind and counts their instructions.
 //!
-//! The programs mark the counted section themselves ([`counted`]), so start-up is not counted.
+//! The programs mark the section to count themselves ([`counted`]), so start-up is not included.
 //!
-//! Instructions are those that a processor executes. The other counts ([`Count`]) are simulated by callgrind and are
-//! what a processor waits for. The simulated caches have the same size on all machines.
+//! Instructions are what a processor executes. The other counts ([`Count`]) are what it waits for, as simulated by
+//! callgrind. The simulated caches have the same size on all machines.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,12 +26,12 @@ use tokio::time::Instant;
 
 use crate::{case::Case, locks::Profile};
 
-/// A longer run is reported as unreliable. On an idle machine a run takes 5 s.
+/// A run longer than this is reported as unreliable. On an idle machine it takes 5 s.
 ///
-/// Answers are retained for 60 s. A run of about that length may also count their removal, which shorter runs do not.
+/// Answers are retained for 60 s, so a run of about that length may also count their removal, which shorter runs do not.
 const BUSY: Duration = Duration::from_secs(45);
 
-/// First-level caches of 32 KiB in 8 ways, which is usual, and 8 MiB behind them.
+/// First-level caches of 32 KiB with 8 ways, which is common, backed by 8 MiB.
 const SIMULATION: [&str; 5] = [
     "--cache-sim=yes",
     "--branch-sim=yes",
@@ -40,7 +40,7 @@ const SIMULATION: [&str; 5] = [
     "--LL=8388608,16,64",
 ];
 
-/// Attributes every count to the address of its instruction.
+/// Attributes every count to its instruction's address.
 const INSTRUCTIONS: [&str; 4] = [
     "--dump-instr=yes",
     "--dump-line=no",
@@ -48,7 +48,7 @@ const INSTRUCTIONS: [&str; 4] = [
     "--compress-pos=no",
 ];
 
-/// The kind of event that is counted.
+/// The kind of event being counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, Deserialize)]
 #[strum(serialize_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
@@ -59,16 +59,16 @@ pub enum Count {
     /// First-level data cache misses.
     DataMisses,
     LastLevelMisses,
-    /// Branches and jumps whose target a simple predictor did not foresee.
+    /// Branches and jumps whose target a simple predictor got wrong.
     Mispredictions,
     /// See [`locks`](crate::locks).
     LockedInstructions,
 }
 
-/// The average of one call.
+/// Averages per call.
 pub type Counts = BTreeMap<(Case, Count), f64>;
 
-/// The same program for each allocator, which is part of its name.
+/// The same program once per allocator, which is part of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Allocator {
@@ -85,7 +85,7 @@ impl Count {
         !matches!(self, Self::Instructions | Self::LockedInstructions)
     }
 
-    /// Returns the margin of a limit above its measured value: a few times the noise of the count.
+    /// Returns how far a limit may exceed its measured value: a few times the count's noise.
     pub fn margin(self) -> f64 {
         match self {
             Self::Instructions | Self::LockedInstructions => 0.01,
@@ -95,8 +95,8 @@ impl Count {
         }
     }
 
-    /// Compares with bare rmcp as a ratio. Last-level misses of a warm call are rare, so their difference is used
-    /// instead.
+    /// Compares with bare rmcp as a ratio. A warm call's last-level misses are rare, so those are compared as a
+    /// difference instead.
     pub fn to_bare(self, measured: f64, bare: f64) -> f64 {
         match self {
             Self::LastLevelMisses => measured - bare,
@@ -104,10 +104,9 @@ impl Count {
         }
     }
 
-    /// Returns the names of the events in callgrind, which has none for locked instructions.
+    /// Returns callgrind's event names for this count, of which locked instructions have none.
     ///
-    /// Data misses have one name for reads and one for writes; mispredictions
-    /// have one for branches and one for jumps.
+    /// Data misses have one name for reads and one for writes; mispredictions have one for branches and one for jumps.
     fn events(self) -> &'static [&'static str] {
         match self {
             Self::Instructions => &["Ir"],
@@ -134,12 +133,12 @@ impl Allocator {
 }
 
 /// Runs the program without valgrind and returns its output.
-pub fn printed(allocator: Allocator, arguments: &str) -> Result<String> {
+pub fn run_natively(allocator: Allocator, arguments: &str) -> Result<String> {
     let mut command = Command::new(allocator.program()?);
     Ok(String::from_utf8(finish(&mut command, arguments)?.stdout)?)
 }
 
-/// Runs the program under a valgrind tool. Addresses and the size of the environment are the same in every run.
+/// Runs the program under a valgrind tool. Addresses and the environment's size are the same in every run.
 pub fn run(tool: &str, options: &[&str], allocator: Allocator, arguments: &str) -> Result<Output> {
     let mut command = Command::new("setarch");
     command
@@ -158,7 +157,7 @@ fn finish(command: &mut Command, arguments: &str) -> Result<Output> {
     Ok(output)
 }
 
-/// Calls `work` with a temporary directory, which is removed afterwards.
+/// Calls `work` with a temporary directory that is removed afterwards.
 pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     static FOLDERS: AtomicU32 = AtomicU32::new(0);
     let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
@@ -169,8 +168,7 @@ pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     done
 }
 
-/// Counts these events per call. Runs one program per processor concurrently, because other load does not affect a
-/// count.
+/// Counts these events per call. Runs one program per processor at the same time, since other load does not affect counts.
 pub fn counts(allocator: Allocator, wanted: BTreeSet<(Case, Count)>) -> Result<Counts> {
     let mut cases: BTreeMap<Case, Vec<Count>> = BTreeMap::new();
     for (case, count) in wanted {
@@ -219,7 +217,7 @@ pub fn locked(case: Case) -> Result<Profile> {
     Ok(profile(Allocator::Glibc, case, &[], true)?.1)
 }
 
-/// Returns the callgrind output for the calls, and the locked instructions if requested.
+/// Returns the callgrind output for the calls, and their locked instructions if requested.
 ///
 /// Prints a warning if the run took longer than [`BUSY`].
 fn profile(
@@ -255,7 +253,7 @@ fn profile(
     })
 }
 
-/// Parses the totals of callgrind, by event name.
+/// Parses callgrind's totals, by event name.
 fn events(report: &str) -> Option<BTreeMap<&str, u64>> {
     let line = |name| {
         let mut lines = report.lines();
@@ -268,7 +266,7 @@ fn events(report: &str) -> Option<BTreeMap<&str, u64>> {
         .collect()
 }
 
-/// Returns the instructions of each part that the program counts, by the name of the part.
+/// Returns the instructions of each part that the program counts, by the part's name.
 pub fn parts(allocator: Allocator, arguments: &str) -> Result<BTreeMap<String, u64>> {
     in_scratch(|folder| {
         let file = format!("--callgrind-out-file={}", folder.join("part").display());
@@ -294,7 +292,7 @@ fn part(text: &str) -> Result<Option<(String, u64)>> {
 
 /// Warms up the simulated caches, then has callgrind count `times` repetitions of `work`.
 ///
-/// Nothing is counted if the program does not run under callgrind.
+/// Counts nothing if the program is not running under callgrind.
 pub fn counted(times: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<()> {
     callgrind::start_instrumentation();
     work(times.div_ceil(10))?;
@@ -309,14 +307,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_has_the_figure_below_its_name() {
+    fn each_event_gets_the_figure_below_its_name() {
         let report = "==1== Events    : Ir I1mr\n==1== Collected : 412 7\n==1== I refs: 412\n";
         assert_eq!(events(report), Some([("Ir", 412), ("I1mr", 7)].into()));
         assert_eq!(events("==1== Events    : Ir\n"), None);
     }
 
     #[test]
-    fn a_part_has_the_name_that_the_program_gave_it_and_else_is_none() {
+    fn only_a_requested_part_has_a_name() {
         let text = "desc: Trigger: Client Request: find\n\nsummary: 7\nfn=x\ntotals: 41\n";
         assert_eq!(part(text).unwrap(), Some(("find".to_owned(), 41)));
         let text = "desc: Trigger: Program termination\n\ntotals: 41\n";

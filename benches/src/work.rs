@@ -1,4 +1,4 @@
-//! The code of the programs in `work`, which differ only in their allocator.
+//! The code shared by the programs in `work`, which only differ in their allocator.
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Runtime;
@@ -18,14 +18,14 @@ pub struct Work {
 // === impl Work ===
 
 impl Work {
-    /// Starts the server and its client, but does not yet send a measured request.
+    /// Starts the server and its client without sending a measured request yet.
     pub fn ready(case: Case) -> Result<Self> {
         let runtime = runtime()?;
         let running = runtime.block_on(case.run())?;
         Ok(Self { runtime, running })
     }
 
-    /// Sends requests until the queue of retained calls has its full size.
+    /// Sends requests until the queue of retained calls has reached its full size.
     pub fn warm(case: Case) -> Result<Self> {
         let mut work = Self::ready(case)?;
         work.run(case.what.repetitions().0)?;
@@ -47,7 +47,7 @@ pub fn main() -> Result<()> {
             valgrind::counted(case.what.repetitions().1, |times| work.run(times))
         }
         Some(("ask", requests)) => {
-            let (times, case) = requests.split_once(' ').context("ask how often?")?;
+            let (times, case) = requests.split_once(' ').context("no TIMES")?;
             Work::ready(Case::named(case)?)?.run(times.parse()?)
         }
         Some(("growth", scene)) => runtime()?.block_on(growth::measure(Scene::named(scene)?)),

@@ -1,4 +1,4 @@
-//! Clients that call slow tools. Some of these clients disconnect.
+//! Clients that call slow tools, some of which disconnect.
 
 use std::{error::Error, io, time::Duration};
 
@@ -16,11 +16,11 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     let _report = call(&client, json!(1), "report").await?;
     let _upload = call(&client, json!(2), "upload").await?;
     let second_client = Client::connect(addr).await?;
-    // Markup instead of an id and a name. Any client can send this.
+    // Markup in place of an id and a name, as any client can send.
     let script = "<script>alert(1)</script>";
     let _markup = call(&second_client, json!("\"><b>7"), script).await?;
     loop {
-        // This client disconnects and does not resume. The call waits 20 s for it.
+        // This client disconnects and never resumes. The call waits 20 s for it.
         call(&second_client, json!(8), "deploy").await?.hang_up();
         sleep(Duration::from_secs(60)).await;
     }

@@ -1,4 +1,4 @@
-//! A server with a page that shows its calls. The page has its own port, which only this machine can reach.
+//! A server with a page that shows its calls, on a separate port that only this machine can reach.
 //!
 //! ```sh
 //! cargo run --example admin              # then open http://127.0.0.1:8769/calls

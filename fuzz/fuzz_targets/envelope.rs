@@ -1,5 +1,5 @@
-//! Compares the layer with `serde_json` on any request body, whole and in any frames. The layer must read only what is
-//! in the body, and must pass the body on unchanged.
+//! Compares the layer with `serde_json` on any request body, whole and split into any frames. The layer must not read
+//! anything that is not in the body, and must pass the body on unchanged.
 
 #![no_main]
 
@@ -31,13 +31,13 @@ use mcp_cancel_on_disconnect::{
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-/// Maximum number of frames that the layer keeps.
+/// The maximum number of frames that the layer keeps.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// A call as an observer sees it: id, method, tool, protocol version.
+/// A call as observers see it: id, method, tool, protocol version.
 type Call = (RequestId, String, Option<String>, Option<String>);
 
-/// The events that the layer reported.
+/// The events that the layer has reported.
 #[derive(Default)]
 struct Reported {
     started: Vec<Call>,
@@ -53,7 +53,7 @@ struct Strict {
 
 fuzz_target!(|bytes: &[u8]| {
     let (body, cuts) = match bytes.iter().rposition(|byte| *byte == 0) {
-        // JSON text has no zero bytes, so the bytes after the last zero choose the cuts.
+        // JSON text has no zero bytes, so whatever follows the last one chooses the cuts.
         Some(zero) => (&bytes[..zero], &bytes[zero + 1..]),
         None => (bytes, &[][..]),
     };
@@ -68,7 +68,7 @@ fuzz_target!(|bytes: &[u8]| {
     pass(body, frames, read);
 });
 
-/// Compares the crate's result with that of `serde_json`.
+/// Compares the crate's result with `serde_json`'s.
 fn judge(body: &[u8], read: &Result<ParsedMessage, ParseFailure>) {
     assert_eq!(
         is_array(body),
@@ -77,7 +77,7 @@ fn judge(body: &[u8], read: &Result<ParsedMessage, ParseFailure>) {
         body.escape_ascii()
     );
     let Some(json) = Json::parse(body) else {
-        // The crate skips text that it does not need. If it accepts the body, nothing but that text may be invalid.
+        // The crate skips text it does not need, so in a body that it accepts, only that text may be invalid.
         let bare = without_text(body);
         assert!(
             read.is_err() || Json::parse(&bare).is_some(),
@@ -91,11 +91,11 @@ fn judge(body: &[u8], read: &Result<ParsedMessage, ParseFailure>) {
             assert_eq!(*read, message, "{}", body.escape_ascii());
         }
         (Verdict::Doubtful, Ok(read)) => panic!("{read:?} of {}", body.escape_ascii()),
-        // An escape may hide a key, so the crate may reject the body.
-        (Verdict::Clear(message), Err(why)) => {
+        // An escape may be hiding a key, so the crate is free to reject the body.
+        (Verdict::Clear(message), Err(reason)) => {
             assert!(
                 body.contains(&b'\\'),
-                "{why} for {message:?} in {}",
+                "{reason} for {message:?} in {}",
                 body.escape_ascii()
             );
         }
@@ -144,20 +144,20 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<ParsedMessage, ParseFailur
     let reported = std::mem::take(&mut *reported.lock().expect("no panic"));
     let (expected, unknown) = match read {
         Ok(read) => (call(read), None),
-        Err(why) => (None, Some(why)),
+        Err(reason) => (None, Some(reason)),
     };
     assert_eq!(reported.started, Vec::from_iter(expected.clone()));
     assert_eq!(reported.unknown, unknown);
     let outcome = match Json::parse(body) {
         Some(_) => Outcome::Completed,
-        // The inner service refused the body.
+        // The inner service has refused the body.
         None => Outcome::Failed,
     };
     assert_eq!(reported.ended, Vec::from_iter(expected.map(|_| outcome)));
     assert!(layer.calls().is_empty());
 }
 
-/// Returns the call of a request without a session, or `None` if the request is not a call.
+/// Returns the call in a request without a session, or `None` if the request is not a call.
 fn call(read: ParsedMessage) -> Option<Call> {
     match read {
         ParsedMessage::Request {

@@ -1,5 +1,5 @@
-//! Any stream of a server behind the proxy's event store, in any frames. The client disconnects and resumes at any
-//! time. In total it must read what an independent parser reads, once and in order.
+//! Any stream from a server behind the proxy's event store, in any frames. The client disconnects and resumes at any
+//! time. All in all it must read exactly what an independent parser reads, once and in order.
 
 #![no_main]
 
@@ -19,7 +19,7 @@ use tower_service::Service as _;
 
 const SESSION: &str = "s";
 
-/// Pause of the server between two frames.
+/// How long the server pauses between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longer than the server's longest stream.
@@ -30,7 +30,7 @@ const END: Duration = Duration::from_secs(100_000);
 struct Client {
     data: Vec<String>,
     last: Option<String>,
-    /// The frames of the current response.
+    /// The current response's frames.
     frames: Vec<Bytes>,
 }
 
@@ -47,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let (decisions, text) = rest.split_at(usize::from(*decisions).min(rest.len()));
     let mut choices = Choices::new(decisions);
-    // In this revision the stream is primed with an event id.
+    // In this revision, the stream is primed with an event id.
     let primed = choices.coin();
     let server = Server {
         is_cut: choices.coin(),
@@ -77,7 +77,7 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
     let mut body = service.call(call).await.expect("an answer").into_body();
     let mut client = Client::default();
     loop {
-        // The number of frames that the client reads before it disconnects.
+        // How many frames the client reads before it disconnects.
         let stays = match choices.byte() {
             0 => usize::MAX,
             count => usize::from(count),
@@ -103,11 +103,11 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
         body = response.into_body();
     }
     client.data.retain(|data| !data.is_empty());
-    // A client that disconnects before its first event id cannot resume.
+    // A client that disconnects before its first event id has nothing to resume from.
     let received = client.data.len().min(expected.len());
     assert_eq!(client.data[..received], expected[..received]);
     if !client.frames.is_empty() || client.last.is_some() {
-        // The proxy may append one error of its own.
+        // The proxy may append an error of its own.
         let more = &client.data[received..];
         assert!(
             more.len() <= 1
@@ -117,7 +117,7 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
             "{more:?}"
         );
     }
-    // The frames held by the client count as retained.
+    // The frames that the client holds count as retained.
     drop((client, body));
     sleep(END).await;
     assert_eq!(
@@ -127,12 +127,12 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
     );
 }
 
-/// The messages of the stream according to a parser. Returns `None` if the parser rejects the stream, because the event
-/// store does not validate UTF-8.
+/// The messages that a parser finds in the stream, or `None` if the parser rejects it. It may do that because, unlike
+/// the parser, the event store does not validate UTF-8.
 fn expected(frames: &[Bytes]) -> Option<Vec<String>> {
     let (events, failed) = by_sseer(frames);
     let data = events.into_iter().map(|event| event.data.to_string());
-    // Line feeds in a message are between its tokens. An event of line feeds alone has no message.
+    // Line feeds in a message are between its tokens. An event made of line feeds alone has no message.
     let messages = data.filter(|data| data.bytes().any(|byte| byte != b'\n'));
     (!failed).then(|| messages.collect())
 }
@@ -140,7 +140,7 @@ fn expected(frames: &[Bytes]) -> Option<Vec<String>> {
 // === impl Client ===
 
 impl Client {
-    /// Reads `stays` frames. Returns `true` at the end of the stream.
+    /// Reads `stays` frames. Returns `true` if the stream has ended.
     async fn read(
         &mut self,
         body: &mut (impl http_body::Body<Data = Bytes, Error = axum::Error> + Unpin),
@@ -161,7 +161,7 @@ impl Client {
         false
     }
 
-    /// Parses the frames that were read and records their events.
+    /// Parses the frames read so far and records their events.
     fn judge(&mut self) {
         let (events, failed) = by_sseer(&self.frames);
         assert!(!failed, "{:?}", self.frames);
@@ -190,7 +190,7 @@ impl tower_service::Service<Request<Body>> for Server {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         if request.method() != http::Method::POST {
-            // The server has no event store of its own, although its stream may have ids.
+            // The server has no event store of its own, even though its stream may have ids.
             let refusal = Response::builder().status(405).body(Body::empty());
             return std::future::ready(Ok(refusal.expect("a response")));
         }

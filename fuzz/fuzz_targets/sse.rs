@@ -1,5 +1,5 @@
-//! Compares the layer with two independent parsers on any response body, in any frames. All must read the same events,
-//! and the probes of the layer must not change what the parsers read.
+//! Compares the layer with two independent parsers on any response body, in any frames. All of them must read the same
+//! events, and the layer's probes must not change what the parsers read.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ use tokio::time::sleep;
 use tower_layer::Layer as _;
 use tower_service::Service as _;
 
-/// Silence after which the stream is probed or its head is sent.
+/// How long the stream is silent before it is probed or its head is sent.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The largest `retry` that the crate uses.
@@ -40,11 +40,11 @@ const PROBE: &[u8] = b":\n\n";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Head {
-    /// The inner service sends the head at once.
+    /// The inner service sends the head right away.
     Inner,
     /// The layer sends the head, because the inner service is silent.
     Early,
-    /// The layer sends the head, and the inner answer is not a stream.
+    /// The layer sends the head, but the inner answer turns out not to be a stream.
     EarlyJson,
 }
 
@@ -69,17 +69,17 @@ fuzz_target!(|bytes: &[u8]| {
     let mut silence = move || silences.next().unwrap_or_default();
     let frames = frames::cut(text, &mut choices);
     if head != Head::EarlyJson {
-        read(&frames);
+        compare_events(&frames);
     }
     let script = Script {
         frames: frames.into_iter().map(|frame| (silence(), frame)).collect(),
         last: silence(),
     };
-    probed(text, &script, head);
+    compare_probed(text, &script, head);
 });
 
-/// Compares the layer's events with those of both parsers.
-fn read(frames: &[Bytes]) {
+/// Compares the layer's events with both parsers'.
+fn compare_events(frames: &[Bytes]) {
     let seen = fuzzing::events(frames.iter().map(|frame| &**frame));
     if !seen
         .iter()
@@ -87,7 +87,7 @@ fn read(frames: &[Bytes]) {
     {
         panic!("{seen:?}");
     }
-    // A `retry` above `u64::MAX` is invalid for both parsers. The layer uses the maximum.
+    // Both parsers consider a `retry` above `u64::MAX` invalid, whereas the layer uses the maximum.
     let beyond = frames
         .concat()
         .chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit())
@@ -127,14 +127,14 @@ fn compare<'a>(
     failed: bool,
     seen: Vec<ParsedEvent>,
 ) {
-    // Events with a `retry` alone are skipped: the parsers accept `+1` as a `retry`, the layer does not.
+    // Events with nothing but a `retry` are skipped, because the parsers accept `+1` as a `retry` and the layer does not.
     let mut seen = seen
         .into_iter()
         .filter(|event| event.id.is_some() || event.answers != Ok(None));
     for (id, retry, data) in read_by_parser {
         match is_nothing(data) {
             Some(true) if id.is_none() => continue,
-            // An escape decides whether the layer counts this as an event.
+            // Whether the layer counts this as an event depends on an escape.
             None => return,
             Some(_) => {}
         }
@@ -147,7 +147,9 @@ fn compare<'a>(
         }
         match (verdict(data), &event.answers) {
             (Verdict::Clear(id) | Verdict::Perhaps(id), Ok(answers)) => assert_eq!(*answers, id),
-            (Verdict::Clear(id), Err(why)) => assert!(data.contains('\\'), "{why} for {id:?}"),
+            (Verdict::Clear(id), Err(reason)) => {
+                assert!(data.contains('\\'), "{reason} for {id:?}")
+            }
             (Verdict::Doubtful, Ok(answers)) => {
                 // Text that the layer does not need may be malformed.
                 let bare = judge::without_text(data.as_bytes());
@@ -168,12 +170,12 @@ fn verdict(data: &str) -> Verdict<Option<RequestId>> {
     Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answer(&data))
 }
 
-/// Returns `true` if the data answers nothing. Returns `None` if an escape makes it ambiguous.
+/// Returns `true` if the data answers nothing, or `None` if an escape makes it ambiguous.
 fn is_nothing(data: &str) -> Option<bool> {
     match verdict(data) {
         Verdict::Clear(None) => (!data.contains('\\')).then_some(true),
         Verdict::Doubtful if data.contains('"') => {
-            // If only text is malformed, the layer may read a message that is no answer.
+            // If only text is malformed, the layer may read it as a message that is not an answer.
             let bare = judge::without_text(data.as_bytes());
             Json::parse(&bare).is_none().then_some(false)
         }
@@ -181,9 +183,9 @@ fn is_nothing(data: &str) -> Option<bool> {
     }
 }
 
-/// Compares the response with probes to the response without.
-fn probed(text: &[u8], script: &Script, head: Head) {
-    let received = clock::run(through(script, head));
+/// Compares the response with probes to the response without any.
+fn compare_probed(text: &[u8], script: &Script, head: Head) {
+    let received = clock::run(respond(script, head));
     if head == Head::EarlyJson {
         let Some(answer) = Json::parse(text) else {
             return;
@@ -229,8 +231,8 @@ fn probed(text: &[u8], script: &Script, head: Head) {
     assert_eq!(passed, text, "{received:?}");
 }
 
-/// The response of the layer to a client that always reads.
-async fn through(script: &Script, head: Head) -> Vec<Bytes> {
+/// The layer's response to a client that always reads.
+async fn respond(script: &Script, head: Head) -> Vec<Bytes> {
     let layer = CancelOnDisconnectLayer::new().keep_alive(INTERVAL);
     let layer = match head {
         Head::Inner => layer,
@@ -250,7 +252,7 @@ async fn through(script: &Script, head: Head) -> Vec<Bytes> {
             }
             Response::builder()
                 .header(header::CONTENT_TYPE, media_type)
-                .body(StreamBody::new(sent(script)))
+                .body(StreamBody::new(timed_frames(script)))
                 .expect("a response")
         }
     }));
@@ -270,8 +272,10 @@ async fn through(script: &Script, head: Head) -> Vec<Bytes> {
     frames
 }
 
-/// The frames of a script with their pauses. No frame is sent at the moment when a probe is due.
-fn sent(script: Script) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
+/// A script's frames with their pauses. No frame is sent at the moment a probe is due.
+fn timed_frames(
+    script: Script,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
     let frames = script
         .frames
         .into_iter()

@@ -1,5 +1,5 @@
-//! Splits a server's stdout, in any pieces, into lines. The lines must equal those of a naive reader, in bounded
-//! memory. A line may be sent only to the stream of the call whose id or token it has, or of the only call.
+//! Splits a server's stdout, cut into any pieces, into lines. The lines must equal a naive reader's, in bounded
+//! memory. A line may only be sent to the stream of the call whose id or token it has, or to the only call's.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ use mcp_cancel_proxy::{
     },
 };
 
-/// Maximum length of a line. Chosen because some lines must exceed it.
+/// The maximum length of a line, short enough that some lines exceed it.
 const LONGEST: usize = 256;
 
 const IDS: [&str; 5] = ["1", "1.0", "\"1\"", "2", "\"a\""];
@@ -115,8 +115,8 @@ fn route(calls: &[&str], lines: &[Line]) {
     assert_eq!(left, open, "a call was forgotten");
 }
 
-/// Returns `true` if an answer with the id `id` may belong to `call`. A number equals its text if no call has an id of
-/// the answer's type.
+/// Returns `true` if an answer with the id `id` may belong to `call`. A number equals its text as long as no call has
+/// an id of the answer's type.
 fn answers(id: &str, call: &str, calls: &[&str]) -> bool {
     let is_text = |id: &str| id.starts_with('"');
     if IdKey::of(id) == IdKey::of(call) {

@@ -1,4 +1,4 @@
-//! Turns the fuzzer's bytes into choices. Each byte is one choice; after the last byte all are zero.
+//! Turns the fuzzer's bytes into choices, one byte each. Once the bytes run out, all choices are zero.
 
 /// Takes choices from the front, so that later choices do not affect earlier ones.
 pub struct Choices<'a>(&'a [u8]);
@@ -30,7 +30,7 @@ impl<'a> Choices<'a> {
         self.one_of(2) == 1
     }
 
-    /// Returns `true` for one of `count` values.
+    /// Returns `true` for one out of `count` values.
     pub fn rarely(&mut self, count: u8) -> bool {
         self.one_of(count) == 1
     }

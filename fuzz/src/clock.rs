@@ -1,4 +1,4 @@
-//! A paused clock that advances when the runtime is idle.
+//! A paused clock that advances while the runtime is idle.
 
 use tokio::runtime::{Builder, Runtime};
 
@@ -10,7 +10,7 @@ thread_local! {
         .expect("a runtime");
 }
 
-/// Runs a future on this thread's runtime. All inputs share the runtime, because its creation costs more than they do.
+/// Runs a future on this thread's runtime. All inputs share it, because creating one costs more than they do.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }

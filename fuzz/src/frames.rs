@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::choices::Choices;
 
-/// Splits a text by the given choices. With zeros it stays whole.
+/// Splits a text according to the choices. With zeros it stays whole.
 pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut frames = Vec::new();
@@ -13,7 +13,7 @@ pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
             0 => rest.len(),
             // An empty frame.
             255 => 0,
-            // Readers fail on small pieces; large pieces reach the end of the text.
+            // Small pieces are where readers fail; large ones get to the end of the text.
             byte @ 1..128 => usize::from(byte).min(rest.len()),
             byte => (usize::from(byte) << 3).min(rest.len()),
         };

@@ -1,4 +1,4 @@
-//! JSON as `serde_json` parses it, with all members of an object, including duplicates.
+//! JSON as `serde_json` parses it, with all of an object's members, including duplicates.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor},
 };
 
-/// A JSON value. Details that the judge does not use are dropped.
+/// A JSON value, without the details that the judge does not use.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
     Null,
     Bool,
     Integer(i64),
-    /// A number that does not fit `i64`.
+    /// A number that does not fit into an `i64`.
     Float(f64),
     Text(String),
     Array(Vec<Json>),
@@ -40,14 +40,14 @@ impl Json {
         matches!(self, Self::Object(_))
     }
 
-    /// Returns the member with the name `name`. Returns `Err` if there are several.
-    pub fn member(&self, name: &str) -> Result<Option<&Self>, Twice> {
+    /// Returns the member named `name`, or `Err` if there are several.
+    pub fn member(&self, name: &str) -> Result<Option<&Self>, DuplicateMember> {
         let Self::Object(members) = self else {
             return Ok(None);
         };
         let mut found = members.iter().filter(|(key, _)| key == name);
         match (found.next(), found.next()) {
-            (_, Some(_)) => Err(Twice),
+            (_, Some(_)) => Err(DuplicateMember),
             (first, None) => Ok(first.map(|(_, value)| value)),
         }
     }
@@ -55,7 +55,7 @@ impl Json {
 
 /// A member is duplicated, so two parsers may read different messages.
 #[derive(Debug)]
-pub struct Twice;
+pub struct DuplicateMember;
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

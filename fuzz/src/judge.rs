@@ -1,22 +1,22 @@
-//! The expected reading of a body, from `serde_json`, JSON-RPC 2.0 and MCP. It shares no code with the crate.
+//! How a body should be read according to `serde_json`, JSON-RPC 2.0 and MCP. It shares no code with the crate.
 
 use mcp_cancel_on_disconnect::{RequestId, fuzzing::ParsedMessage};
 
-use crate::json::{Json, Twice};
+use crate::json::{DuplicateMember, Json};
 
-/// The expected result of the crate.
+/// What the crate is expected to return.
 #[derive(Debug, PartialEq)]
 pub enum Verdict<T> {
-    /// This value, and no other result.
+    /// This value and nothing else.
     Clear(T),
-    /// This value, or a rejection: an id in float form is only as exact as a float.
+    /// This value or a rejection, because an id in float form is only as exact as a float.
     Perhaps(T),
     /// A rejection.
     Doubtful,
 }
 
-/// Removes the text between quotes and shortens numbers to two digits. Shows whether a parser rejected these, or the
-/// rest of the body.
+/// Removes the text between quotes and shortens numbers to two digits. This shows whether a parser has rejected
+/// those or the rest of the body.
 pub fn without_text(body: &[u8]) -> Vec<u8> {
     let mut bare = Vec::new();
     let mut inside = false;
@@ -31,7 +31,7 @@ pub fn without_text(body: &[u8]) -> Vec<u8> {
             _ => {}
         }
         digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
-        // Two digits remain, because a leading zero is invalid.
+        // Two digits are kept, because a leading zero is invalid.
         if (!inside && digits <= 2) || *byte == b'"' {
             bare.push(*byte);
         }
@@ -45,12 +45,12 @@ pub fn is_array(body: &[u8]) -> bool {
     first == Some(&b'[')
 }
 
-/// Returns the message of a request body.
+/// Returns the message in a request body.
 pub fn message(body: &Json) -> Verdict<ParsedMessage> {
     verdict(body, read)
 }
 
-/// Returns the id that the data of an event answers.
+/// Returns the id that an event's data answers.
 pub fn answer(data: &Json) -> Verdict<Option<RequestId>> {
     verdict(data, answered)
 }
@@ -66,21 +66,21 @@ fn verdict<T>(body: &Json, read: impl Fn(&Json, &mut bool) -> Option<T>) -> Verd
 
 /// Returns `None` if the message is doubtful. Sets `by_float` if an id was a float.
 fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
-    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let member = |name| message.member(name).map_err(|DuplicateMember| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
     let params = member("params")?;
     let param = |name| match params {
-        Some(params) => params.member(name).map_err(|Twice| ()).ok(),
+        Some(params) => params.member(name).map_err(|DuplicateMember| ()).ok(),
         None => Some(None),
     };
-    // Every member with a meaning in some message, whether or not it has one in this message.
+    // Every member that means something in some message, whether or not it does in this one.
     let (name, task) = (param("name")?, param("task")?);
     let (cancels, meta) = (param("requestId")?, param("_meta")?);
     let version = match meta {
         Some(meta) => meta
             .member("io.modelcontextprotocol/protocolVersion")
-            .map_err(|Twice| ())
+            .map_err(|DuplicateMember| ())
             .ok()?,
         None => None,
     };
@@ -115,9 +115,9 @@ fn read(message: &Json, by_float: &mut bool) -> Option<ParsedMessage> {
     }
 }
 
-/// Returns the id that a message answers, if it is an answer. Returns `None` if the message is doubtful.
+/// Returns the id that a message answers, if any. Returns `None` if the message is doubtful.
 fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
-    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let member = |name| message.member(name).map_err(|DuplicateMember| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
     let _params = member("params")?;

@@ -1,4 +1,4 @@
-//! Shared by all targets: choices, a clock, frames, an inner service, and the judge.
+//! What all targets share: choices, a clock, frames, an inner service, and the judge.
 
 #![cfg(fuzzing)]
 

@@ -10,15 +10,15 @@ const REFERENCE = "bare";
 const TIERS = ["layer", "wrapped"];
 /** Bare rmcp behind the program. */
 const PROXY = "proxy";
-/** Where the server ends a stream before its answer, the program resumes instead of the client, whose stream
- *  continues. The stream must have the answer, and the suite must find no fault. */
+/** Where the server ends a stream before the answer, the program resumes in place of the client, whose stream
+ *  continues. The stream must contain the answer, and the suite must not find fault with it. */
 const READ_ON = "server-sse-polling";
 const COMPARED = [...TIERS, PROXY];
 const CONTROL = { server: "control", scenario: "server-sse-polling" };
-/** Number of requests of the scenarios, without `initialize`. */
+/** How many requests the scenarios make, not counting `initialize`. */
 const CALLS = 34;
-/** server-sse-multiple-streams disconnects after the first event of each stream. The layer alone cannot know whether
- *  the answer had been sent, so it may wait for that client. The wrapper knows. */
+/** server-sse-multiple-streams disconnects after each stream's first event. The layer alone cannot know whether the
+ *  answer had already been sent, so it may wait for that client, whereas the wrapper knows. */
 const UNSURE = { server: "layer", calls: ["tools/list 1000", "tools/list 1001", "tools/list 1002"] };
 
 const problems = [];
@@ -39,7 +39,7 @@ process.exit(problems.length === 0 ? 0 : 1);
 
 // --- what the suite found
 
-/** A map from scenario to its checks. The suite names each folder server-<scenario>-<time>. */
+/** Maps each scenario to its checks. The suite names each folder server-<scenario>-<time>. */
 function resultsOf(server) {
   const folder = join(work, server, "results");
   const names = existsSync(folder) ? readdirSync(folder) : [];
@@ -51,7 +51,7 @@ function resultsOf(server) {
   );
 }
 
-/** In words, without the informational checks. */
+/** Describes the checks in words, leaving out the informational ones. */
 function summary(checks) {
   if (checks === undefined) return "did not run";
   const count = (status) => checks.filter((check) => check.status === status).length;
@@ -67,7 +67,7 @@ function summary(checks) {
 }
 
 /** The checks as text, without values that differ between runs: times, ports, sessions, and the order in which the
- *  server accepted concurrent requests (so streams are numbered in the order in which they appear). */
+ *  server accepted concurrent requests (which is why streams are numbered in the order in which they appear). */
 function comparable(checks) {
   if (checks === undefined) return "did not run\n";
   const known = { session: new Map(), stream: new Map() };
@@ -83,7 +83,7 @@ function comparable(checks) {
   return `${text}\n`;
 }
 
-/** In the suite, the `retry` of an event is that of the latest event in the same read. */
+/** The suite gives an event the `retry` of the latest event in the same read. */
 function withoutTimes(key, value) {
   if (key === "timestamp" || key === "date") return undefined;
   if (key === "retryValue" && "eventId" in this) return undefined;
@@ -138,7 +138,7 @@ function explain(scenario, tier) {
 }
 
 /** The server's log from the end of the previous scenario to the end of this one (both clocks write ISO 8601), or its
- *  last lines if it was silent. */
+ *  last lines if it logged nothing. */
 function log(server, scenario) {
   const end = (name) => results[server].get(name)?.at(-1)?.timestamp ?? "";
   const text = readFileSync(join(work, server, "log"), "utf8");
@@ -147,7 +147,7 @@ function log(server, scenario) {
   return (lines.length > 0 ? lines : text.split("\n").slice(-10)).join("\n");
 }
 
-/** The outcomes of the calls as the layer reports them: it has seen all calls, and all have completed. */
+/** Checks the calls' outcomes as reported by the layer: it must have seen all calls, and all must have completed. */
 function calls() {
   console.log("\nCalls, as the layer saw them:");
   for (const server of TIERS) {

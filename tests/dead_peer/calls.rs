@@ -1,10 +1,10 @@
-//! The calls. Server and client use the same labels for them.
+//! The calls, which server and client know by the same labels.
 
 use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// Number of calls in a cell of the table.
+/// How many calls a cell of the table has.
 pub(crate) const ROUNDS: u32 = 5;
 
 /// What is called.
@@ -14,21 +14,21 @@ pub(crate) enum Kind {
     Session,
     /// rmcp without sessions. The answer is a stream.
     Sse,
-    /// rmcp without sessions. The answer is one JSON document, with no write before it.
+    /// rmcp without sessions. The answer is a single JSON document, and nothing is written before it.
     Json,
-    /// A handler without MCP that does not answer. A second request is pipelined behind its own, so that hyper does not
-    /// read.
+    /// A handler without MCP that does not answer. A second request is pipelined behind the first, which keeps hyper
+    /// from reading.
     Pipelined,
 }
 
-/// The protocol of the call.
+/// The call's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Protocol {
     Http1,
     Http2,
 }
 
-/// The calls of one cell.
+/// One cell's calls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Calls {
     pub(crate) kind: Kind,
@@ -36,7 +36,7 @@ pub(crate) struct Calls {
     pub(crate) addr: SocketAddr,
 }
 
-/// The rows of the table.
+/// The table's rows.
 pub(crate) const ROWS: [(Kind, Protocol); 7] = [
     (Kind::Session, Protocol::Http1),
     (Kind::Session, Protocol::Http2),

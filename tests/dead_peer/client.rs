@@ -1,7 +1,7 @@
-//! The client's process. On command it makes calls and stops its network.
+//! The client's process, which makes calls and stops its network on command.
 //!
-//! It writes [`DONE`] when it has started. Then it reads one order per line from stdin and answers each with [`DONE`].
-//! It ends at the end of its input.
+//! It writes [`DONE`] once it has started, then reads one order per line from stdin and answers each with [`DONE`]. It
+//! exits when its input ends.
 
 use std::{
     io::{Write as _, stdout},
@@ -20,14 +20,14 @@ use crate::{
 /// The line that confirms an order. The test harness writes to the same output.
 pub(crate) const DONE: &str = "@ done";
 
-/// The orders. Any other line is the calls, as JSON.
+/// The orders. Any other line is the calls to make, as JSON.
 pub(crate) const UP: &str = "up";
 pub(crate) const SILENCE: &str = "silence";
 
-/// Delay between two calls of a cell, so that they are at different points between two keep-alives.
+/// How long to wait between two of a cell's calls. This puts them at different points between two keep-alives.
 const STAGGER: Duration = Duration::from_millis(170);
 
-/// Holds a call's connection open.
+/// Keeps a call's connection open.
 #[derive(Debug)]
 pub(crate) enum Open {
     Http1 { _connection: Connection },
@@ -58,7 +58,7 @@ pub(crate) async fn run() {
 
 fn done() {
     let mut out = stdout().lock();
-    // The harness may have left an incomplete line.
+    // The harness may have left an incomplete line behind.
     writeln!(out, "\n{DONE}").unwrap();
     out.flush().unwrap();
 }
@@ -66,7 +66,7 @@ fn done() {
 // === impl Calls ===
 
 impl Calls {
-    /// Sends one call and reads nothing of its answer.
+    /// Sends one call without reading any of its answer.
     pub(crate) async fn call(&self, round: u32) -> Open {
         let request = self.request(round).await;
         match self.protocol {

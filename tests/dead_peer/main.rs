@@ -4,20 +4,20 @@
 //! cargo test --test dead_peer --features axum,socket
 //! ```
 //!
-//! Server and client run in a namespace each, joined by a pair of virtual interfaces. In the middle of every call the
-//! client's interface starts to drop all packets. For the server this equals a pulled cable: nothing arrives, and there
-//! is no error. The test prints a table of what each handler was notified of, and when.
+//! Server and client each run in a namespace of their own, joined by a pair of virtual interfaces. Mid-call, the
+//! client's interface starts to drop all packets, which to the server is the same as a pulled cable: nothing arrives,
+//! and there is no error. The test prints a table of what each handler was notified of, and when.
 //!
-//! Needs Linux with `unshare` (util-linux), `ip` and `tc` (iproute2). It also needs root, or a kernel that lets a user
-//! make namespaces. Where it cannot run it prints a notice and passes, unless `DEAD_PEER_REQUIRED` is set.
+//! Needs Linux with `unshare` (util-linux), `ip` and `tc` (iproute2), and either root or a kernel that lets users
+//! create namespaces. Where it cannot run, it prints a notice and passes, unless `DEAD_PEER_REQUIRED` is set.
 //!
 //! | process | runs | in |
 //! |---|---|---|
 //! | the test | [`namespace`] | the namespace it was started in, which it does not change |
-//! | `server` | [`server`], this binary again | its own namespace, with the witness of all handlers |
-//! | `client` | [`client`], this binary again | a second namespace |
+//! | `server` | [`server`], this binary again | a namespace of its own, with the witness for all handlers |
+//! | `client` | [`client`], this binary again | another one |
 //!
-//! The kernel removes a namespace with its last process, so no failure needs a clean-up.
+//! The kernel removes a namespace along with its last process, so there is nothing to clean up after a failure.
 
 #![allow(
     clippy::restriction,
@@ -40,14 +40,16 @@ fn a_silent_network_is_detected_only_with_the_options() {
             let status = unshare.command(Role::Server).status().unwrap();
             assert!(status.success(), "see above");
         }
-        Err(why) if std::env::var_os("DEAD_PEER_REQUIRED").is_none() => {
+        Err(reason) if std::env::var_os("DEAD_PEER_REQUIRED").is_none() => {
             let notice = format!(
-                "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{why}\n\n"
+                "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{reason}\n\n"
             );
-            // Written to stderr directly, because the test harness captures the output of a passing test.
+            // Written straight to stderr, because the test harness captures what a passing test prints.
             std::io::stderr().write_all(notice.as_bytes()).unwrap();
         }
-        Err(why) => panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {why}"),
+        Err(reason) => {
+            panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {reason}")
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) const CLIENT: Interface = Interface {
     address: "10.0.0.2",
 };
 
-/// The loopback interface of a namespace.
+/// A namespace's loopback interface.
 pub(crate) const LOOPBACK: Interface = Interface {
     name: "lo",
     address: "127.0.0.1",
@@ -42,7 +42,8 @@ pub(crate) struct Interface {
 // === impl Role ===
 
 impl Role {
-    /// Returns `true` if this process was started for this role. Returns `false` if all ignored tests were requested.
+    /// Returns `true` if this process was started for this role. Returns `false` if all ignored tests were
+    /// requested.
     pub(crate) fn is_ours(self) -> bool {
         env::var_os(ROLE) == Some(OsString::from(self.name()))
     }
@@ -64,18 +65,18 @@ impl Unshare {
         arguments: &["--net"],
     };
 
-    /// For a user, where the kernel allows user namespaces.
+    /// For ordinary users, where the kernel allows user namespaces.
     const AS_USER: Self = Self {
         arguments: &["--map-root-user", "--net"],
     };
 
-    /// Returns the first way that works, or the error of the last one if none does.
+    /// Returns the first way that works, or the last one's error if none does.
     pub(crate) fn find() -> Result<Self, String> {
         let as_root = Self::AS_ROOT.try_out();
         as_root.or_else(|_| Self::AS_USER.try_out())
     }
 
-    /// Tries all operations that the test needs.
+    /// Tries out everything the test needs.
     fn try_out(self) -> Result<Self, String> {
         const TRIAL_COMMANDS: &str = "ip link add dead-server type veth peer name dead-client && \
                              ip link set dead-client up && \
@@ -109,7 +110,7 @@ impl Unshare {
 // === impl Interface ===
 
 impl Interface {
-    /// Creates the pair, with this end here and the other end in the namespace of a process.
+    /// Creates the pair, with this end in our namespace and the other end in a process's.
     pub(crate) fn join(&self, other: &Self, process: u32) {
         let pair = format!(
             "link add {} type veth peer name {} netns {process}",
@@ -118,7 +119,7 @@ impl Interface {
         run("ip", &pair);
     }
 
-    /// Assigns the interface's address and enables the interface.
+    /// Assigns the interface's address and brings the interface up.
     pub(crate) fn up(&self) {
         run(
             "ip",
@@ -127,7 +128,7 @@ impl Interface {
         run("ip", &format!("link set {} up", self.name));
     }
 
-    /// Drops every packet sent through this end, without an error to the sender, by a queue of length zero.
+    /// Drops every packet sent through this end, by limiting its queue to zero. The sender gets no error.
     pub(crate) fn silence(&self) {
         run(
             "tc",

@@ -25,7 +25,7 @@ use crate::{
     namespace::{CLIENT, LOOPBACK, Role, SERVER, Unshare},
 };
 
-/// A call within the server's namespace, which must run on.
+/// A call within the server's namespace, which must keep running.
 const LIVE_CALL: u32 = ROUNDS;
 
 const IDLE: Duration = Duration::from_secs(2);
@@ -33,10 +33,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval between writes to a silent stream.
+/// How often a silent stream is written to.
 const WRITES: Duration = Duration::from_secs(1);
 
-/// Margin of a busy machine beyond the documented bound.
+/// How far a busy machine may exceed the documented bound.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// How long the bare server is observed. The kernel's own timeout is about 15 minutes.
@@ -54,7 +54,7 @@ struct Row {
     with_options: Calls,
 }
 
-/// Time from the network's failure until each handler of a cell was notified, sorted. `None` if it was not.
+/// How long after the network failed each of a cell's handlers was notified, sorted. `None` for those that were not.
 struct Seen(Vec<Option<Duration>>);
 
 /// The client's process.
@@ -126,13 +126,13 @@ pub(crate) async fn run() {
             ));
         }
     }
-    // Written to stderr directly, because the test harness captures the output of a passing test.
+    // Written straight to stderr, because the test harness captures what a passing test prints.
     let mut out = std::io::stderr();
     writeln!(out, "{table}").unwrap();
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// The documented bound of `DeadPeer`, from the client's last packet, which was sent before the failure.
+/// `DeadPeer`'s documented bound. It counts from the client's last packet, which was sent before the failure.
 fn bound(kind: Kind) -> Duration {
     match kind {
         Kind::Session | Kind::Sse => WRITES + USER_TIMEOUT,
@@ -140,7 +140,7 @@ fn bound(kind: Kind) -> Duration {
     }
 }
 
-/// Serves one cell on its own port.
+/// Serves one cell on a port of its own.
 async fn serve(kind: Kind, setup: Setup, witness: &Witness) -> SocketAddr {
     let listener = TcpListener::bind((SERVER.address, 0)).await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -191,7 +191,7 @@ fn layer() -> CancelOnDisconnectLayer {
         .keep_alive(WRITES)
 }
 
-/// A router whose handler waits for its token, or until it is dropped.
+/// A router whose handler waits until its token fires or it is dropped.
 fn waiting(setup: Setup, witness: &Witness) -> Router {
     let witness = witness.clone();
     let wait = async move |Path(label): Path<String>, token: Option<Extension<CallToken>>| {
@@ -211,7 +211,7 @@ fn waiting(setup: Setup, witness: &Witness) -> Router {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the server of a test needs a task of its own"
+    reason = "the server needs a task of its own"
 )]
 fn spawn(server: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(server);
@@ -244,7 +244,7 @@ impl Seen {
         times.all(|time| time.is_some_and(|time| time <= bound))
     }
 
-    /// Returns the minimum, median and maximum if every handler was notified. Otherwise returns how many were.
+    /// Returns the minimum, median and maximum. If not every handler was notified, returns how many were.
     fn show(&self) -> String {
         let times: Option<Vec<_>> = self.0.iter().copied().collect();
         match times.as_deref() {
@@ -264,7 +264,7 @@ impl Seen {
 // === impl Client ===
 
 impl Client {
-    /// Starts the process, and joins the two namespaces.
+    /// Starts the process and joins the two namespaces.
     async fn start() -> Self {
         let mut process = Command::from(Unshare::AS_ROOT.command(Role::Client))
             .stdin(Stdio::piped())
@@ -278,7 +278,7 @@ impl Client {
             answers: BufReader::new(process.stdout.take().unwrap()).lines(),
             _process: process,
         };
-        // The process is in its namespace before it writes.
+        // Once it has written, the process is in its namespace.
         client.until_done("start").await;
         SERVER.join(&CLIENT, id);
         SERVER.up();
@@ -287,7 +287,7 @@ impl Client {
         client
     }
 
-    /// Sends an order and waits until it is done.
+    /// Sends an order and waits until it has been carried out.
     async fn order(&mut self, order: &str) {
         let line = format!("{order}\n");
         self.orders.write_all(line.as_bytes()).await.unwrap();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks all dependencies against deny.toml as cargo-deny would: licences, bans and sources. Also checks that no
+"""Checks all dependencies against deny.toml the way cargo-deny would: licences, bans and sources. Also checks that no
 feature adds a dependency that belongs to another feature."""
 
 import collections
@@ -46,13 +46,13 @@ def allowed(expression, allow):
 
 
 def published(metadata):
-    """The published members of the workspace."""
+    """Returns the workspace's published members."""
     members = set(metadata["workspace_members"])
     return [package for package in metadata["packages"] if package["id"] in members and package["publish"] != []]
 
 
 def without_dev(metadata, roots):
-    """The ids of these packages and of the dependencies that their users get."""
+    """Returns the ids of these packages and of the dependencies that their users get."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     reached, open_ = set(), [package["id"] for package in roots]
     while open_:
@@ -65,7 +65,7 @@ def without_dev(metadata, roots):
     return reached
 
 
-# The dependencies that users of the library with only these features must not get.
+# The dependencies that users of the library must not get with only these features enabled.
 NOT_WITH = {
     "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2", "watched-socket"},
     "socket": {"axum", "axum-core", "hyper", "rmcp"},
@@ -77,7 +77,7 @@ LIBRARY = "mcp-cancel-on-disconnect"
 
 
 def brought_by(features):
-    """The crates that users of the library with only these features get, without build dependencies."""
+    """Returns the crates that users of the library get with only these features, leaving out build dependencies."""
     run = ["cargo", "tree", "--locked", f"--package={LIBRARY}", "--edges=normal", "--prefix=none", "--format={p}"]
     run += ["--no-default-features", f"--features={features}"]
     lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -104,7 +104,7 @@ def main():
         if package["name"] in banned:
             faults.append(f"{package['name']}: {banned[package['name']]}")
     for dep in (dep for package in published(metadata) for dep in package["dependencies"]):
-        # A dependency by path alone is allowed for tests only, because cargo packages no dependency without a version.
+        # A dependency by path alone is only allowed for tests, because cargo does not package dependencies without a version.
         if dep["req"] == "*" and not (dep.get("path") and dep["kind"] == "dev"):
             faults.append(f"any version of {dep['name']}")
     programs = {rule["crate"] for rule in rules["bans"]["skip-tree"]}

@@ -7,13 +7,14 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Limits, observe::
 use serde_json::json;
 
 use crate::{
-    Growth, KIB, MIB, alone,
+    Growth, KIB, MIB, run_alone,
     server::{Server, UNKNOWN, VICTIM, request, resume},
 };
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The timer ends many graces in several batches. The paused clock does not advance until all batches are done.
+/// The timer ends large numbers of graces in several batches. The paused clock does not advance until all of
+/// them are done.
 const ALL_ENDED: Duration = Duration::from_secs(1);
 
 fn layer() -> CancelOnDisconnectLayer {
@@ -29,7 +30,7 @@ async fn settle() {
 
 #[test]
 fn a_hundred_thousand_unknown_sessions_leave_no_state() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(layer());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -59,7 +60,7 @@ fn a_hundred_thousand_unknown_sessions_leave_no_state() {
 
 #[test]
 fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let limits = Limits::default().detached(16_384).detached_of_session(256);
         let server = Server::new(layer().limits(limits));
@@ -96,7 +97,7 @@ fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
 
 #[test]
 fn attached_calls_beyond_the_limit_are_not_tracked() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(layer().limits(Limits::default().calls(1_000)));
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -115,10 +116,10 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
     });
 }
 
-/// The limits are 16 MiB in all and 1 MiB per session. The counted size is approximately the allocated size.
+/// The limits are 16 MiB in all and 1 MiB per session. The counted size is roughly the allocated size.
 #[test]
 fn retained_calls_take_no_more_memory_than_is_counted() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let immediate = || CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let server = Server::new(immediate());

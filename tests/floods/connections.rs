@@ -1,4 +1,4 @@
-//! Connections that repeatedly send half a request and close.
+//! Connections that keep sending half a request and closing.
 
 use std::net::SocketAddr;
 
@@ -6,12 +6,12 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 use test_support::{Connection, within};
 
-use crate::{alone, wrapped};
+use crate::{run_alone, wrapped};
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thousand_incomplete_requests_leave_no_state() {
-    alone(async || {
+    run_alone(async || {
         let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let calls = layer.calls();
         let (witness, served, mcp) = wrapped(layer).await;
@@ -33,7 +33,7 @@ fn a_thousand_incomplete_requests_leave_no_state() {
                     connection.send_chunked_head(&request).await;
                     connection.chunk(&request.body).await;
                 }
-                // A whole request and a part of the next.
+                // A whole request and part of the next one.
                 _ => {
                     let text = json!({ "text": "hi" });
                     connection
@@ -67,13 +67,13 @@ fn a_thousand_incomplete_requests_leave_no_state() {
     });
 }
 
-/// Number of open IPv4 sockets on the server's port, including the one that listens.
+/// How many IPv4 sockets are open on the server's port, including the listening one.
 fn sockets(server: SocketAddr) -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("the kernel's table");
     let local = format!(":{:04X}", server.port());
     let of_server = table.lines().filter(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // A socket without an inode has been closed by its process.
+        // A socket without an inode has already been closed by its process.
         fields[1].ends_with(&local) && fields[9] != "0"
     });
     of_server.count()

@@ -1,16 +1,16 @@
-//! Very many ids, and very long ids.
+//! Large numbers of ids, and very long ids.
 
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 
 use crate::{
-    Growth, KIB, MIB, alone,
+    Growth, KIB, MIB, run_alone,
     server::{Server, VICTIM, request},
     wrapped,
 };
 
-/// About the maximum length of an id in a body that is read.
+/// Roughly the longest id that fits into a body that is read.
 const LONG: usize = 4_000_000;
 
 fn immediate() -> CancelOnDisconnectLayer {
@@ -19,7 +19,7 @@ fn immediate() -> CancelOnDisconnectLayer {
 
 #[test]
 fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -41,10 +41,10 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
     });
 }
 
-/// The record of a cancelled call contains the client's id.
+/// A cancelled call's record contains the client's id.
 #[test]
 fn long_ids_of_ended_calls_are_counted() {
-    alone(async || {
+    run_alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());
         let _victim = server.call(VICTIM.0, VICTIM.1).await;
@@ -63,10 +63,10 @@ fn long_ids_of_ended_calls_are_counted() {
     });
 }
 
-/// The session outlives its calls, and remembers which were cancelled.
+/// The session outlives its calls and remembers which of them were cancelled.
 #[test]
 fn long_ids_of_cancelled_calls_are_not_stored_with_their_session() {
-    alone(async || {
+    run_alone(async || {
         let layer = immediate();
         let calls = layer.calls();
         let (witness, _served, mcp) = wrapped(layer).await;

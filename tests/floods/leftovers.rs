@@ -1,4 +1,5 @@
-//! Memory of ended streams and deleted sessions. It must be freed although their timers expire much later.
+//! Memory used by ended streams and deleted sessions. It must be freed even though their timers expire
+//! much later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,21 +8,21 @@ use rmcp::transport::streamable_http_server::{SessionManager as _, session::loca
 use serde_json::json;
 use test_support::{Mcp, Mode, PATH, Tools, Witness, router, serve};
 
-use crate::{Growth, KIB, alone};
+use crate::{Growth, KIB, run_alone};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 const MANY: usize = 2_000;
 
-/// Less than the smallest allocation for each of them.
+/// Less than the smallest possible allocation for each of them.
 const NOTHING: usize = MANY * 8;
 
 #[test]
 fn ended_streams_keep_no_state_until_their_stall_timeout() {
-    alone(async || {
+    run_alone(async || {
         let witness = Witness::new();
         let layer = CancelOnDisconnectLayer::new().stall_timeout(HOUR);
-        // Without sessions no answer is retained.
+        // Without sessions, no answer is retained.
         let sessions = CancellableSessionManager::local(SessionConfig::default());
         let service = Tools::new(&witness).service(Mode::StatelessSse, Arc::new(sessions));
         let served = serve(router(service).layer(layer)).await;
@@ -41,7 +42,7 @@ fn ended_streams_keep_no_state_until_their_stall_timeout() {
 
 #[test]
 fn deleted_sessions_keep_no_state_until_their_idle_timeout() {
-    alone(async || {
+    run_alone(async || {
         let manager = CancellableSessionManager::local(SessionConfig::default());
         let manager = manager.idle_timeout(HOUR);
         let sessions = async |count: usize| {
@@ -49,7 +50,7 @@ fn deleted_sessions_keep_no_state_until_their_idle_timeout() {
                 let (id, transport) = manager.create_session().await.expect("a session");
                 drop(transport);
                 manager.close_session(&id).await.expect("it is closed");
-                // Lets the session's worker end.
+                // Lets the session's worker exit.
                 tokio::task::yield_now().await;
             }
         };

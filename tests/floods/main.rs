@@ -1,8 +1,6 @@
-//! Floods of input. Memory and descriptors must stay within their bounds, and the call of another client must not be
-//! affected.
+//! Floods of input. Memory and descriptors must stay within bounds, and another client's call must not be affected.
 //!
-//! This is a separate binary, because the allocator and the descriptors are counted per process. Tests run one at a
-//! time.
+//! This is a separate binary, because allocations and descriptors are counted per process. Tests run one at a time.
 
 #![allow(
     clippy::restriction,
@@ -29,8 +27,8 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Runs a test alone, after the memory of all previous tests has been freed, including their runtime.
-fn alone(test: impl AsyncFnOnce()) {
+/// Runs a test alone, after all memory of previous tests, including their runtime, has been freed.
+fn run_alone(test: impl AsyncFnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = Builder::new_current_thread().enable_all().build();
@@ -47,7 +45,7 @@ async fn wrapped(layer: CancelOnDisconnectLayer) -> (Witness, Served, Mcp) {
     (witness, served, mcp)
 }
 
-/// The allocated bytes at the time of creation.
+/// How many bytes were allocated when this was created.
 struct Growth(usize);
 
 impl Growth {
@@ -59,7 +57,7 @@ impl Growth {
         MEMORY.current_usage().saturating_sub(self.0)
     }
 
-    /// Prints the growth, visible with `--nocapture`, and asserts that it is below the limit.
+    /// Prints the growth, which `--nocapture` shows, and asserts that it is below the limit.
     fn assert_below(&self, limit: usize, what: &str) {
         let bytes = self.bytes();
         println!("{what}: {} KiB, at most {} KiB", bytes / KIB, limit / KIB);

@@ -1,4 +1,4 @@
-//! A server in process that accepts every request in a known session, and its clients.
+//! An in-process server that accepts every request in a known session, and its clients.
 
 use std::convert::Infallible;
 
@@ -12,14 +12,14 @@ use mcp_cancel_on_disconnect::{
 use serde_json::{Value, json};
 use tower::{ServiceExt as _, layer::Layer as _, service_fn, util::BoxCloneSyncService};
 
-/// Prefix of session ids that no client has opened.
+/// A prefix for session ids that no client has opened.
 pub(crate) const UNKNOWN: &str = "unknown";
 
 /// The session and the id of the call that must not be affected.
 pub(crate) const VICTIM: (&str, i64) = ("victim", 7);
 
-/// The layer over a server whose calls never end. A call sends the event `e-0`, or as many events as its header
-/// `x-events` asks for: `e-0`, `e-1` and so on.
+/// The layer over a server whose calls never end. A call sends the event `e-0`, or as many events as its `x-events`
+/// header asks for: `e-0`, `e-1` and so on.
 pub(crate) struct Server {
     service: BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>,
     pub(crate) calls: Calls,
@@ -57,7 +57,8 @@ impl Server {
         body
     }
 
-    /// Asserts that the victim's call is in flight. Its token has not fired, because that would have ended the call.
+    /// Asserts that the victim's call is in flight. Its token cannot have fired, since that would have ended the
+    /// call.
     pub(crate) fn assert_victim_in_flight(&self) {
         let is_victim = |call: &CallInfo| {
             let session = call.session() == Some(VICTIM.0);

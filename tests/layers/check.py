@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Checks that the modules of `src` import only downwards and without circles, that none is too long, and that no two
+"""Checks that the modules in `src` import only downwards and without cycles, that none is too long, and that no two
 types have the same name. For the program in `proxy/src` and the cluster in `cluster/src`, checks that no modules import
-in circles and that none is too long. The modules directly in their `src`, including their submodules, must import only
-downwards.
+each other in cycles, that none is too long, and that the modules directly in their `src`, including their submodules,
+import only downwards.
 
-    tests/layers/check.py          fails, and names every arrow that is wrong
+    tests/layers/check.py          fails, naming every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
 
 An arrow points from the module that has the `use` (or a path in its code) to the module that defines the name.
-Re-exports of children are followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The layers are
-those of the crate's ARCHITECTURE.md, in the block that begins with the line `lib`, for the program `bin`, and for the
-cluster `builder`. Each line names the modules of a layer, and a module may only import from lines below its own.
-Modules of one line do not import one another. An alias may have the name of the type that it stands for.
+Re-exports of children are followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, are ignored. The layers are
+listed in the crate's ARCHITECTURE.md, in the block that begins with the line `lib`, or with `bin` for the program and
+`builder` for the cluster. Each line names a layer's modules, and a module may only import from lines below its own.
+Modules in the same line do not import each other. An alias may have the name of the type it stands for.
 """
 
 import re
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
-# The other crates of the workspace, and the first line of their blocks.
+# The workspace's other crates, and the first lines of their blocks.
 OTHERS = {ROOT / "proxy/src": "bin", ROOT / "cluster/src": "builder"}
 LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
 MOST_LINES = 450
@@ -47,12 +47,12 @@ def main():
 
 
 def between(arrows):
-    """The arrows between the modules directly in `src`."""
+    """Returns the arrows between the modules directly in `src`."""
     return {(source[:1], target[:1]) for source, target in arrows if source[:1] != target[:1]}
 
 
 def read(root):
-    """The modules of a crate, and the arrows between them."""
+    """Returns a crate's modules and the arrows between them."""
     modules = {module_of(path, root): Source(path) for path in sorted(root.rglob("*.rs"))}
     modules = {name: source for name, source in modules.items() if not LEFT_OUT & set(name)}
     arrows = set()
@@ -76,7 +76,7 @@ def text(module):
 
 
 class Source:
-    """The imports, re-exports and definitions of one file."""
+    """One file's imports, re-exports and definitions."""
 
     def __init__(self, path):
         text = path.read_text()
@@ -99,7 +99,7 @@ class Source:
 
 
 def strip(code):
-    """Removes comments and the texts of literals."""
+    """Removes comments and the text in string literals."""
     code = re.sub(r"//[^\n]*", "", code)
     return re.sub(r'"(?:\\.|[^"\\])*"', '""', code)
 
@@ -115,7 +115,7 @@ def without_tests(code):
 
 
 def end_of_item(code, start):
-    """Returns the position after the item that begins at `start`: after its `;` or its block."""
+    """Returns the position after the item that begins at `start`, which ends with its `;` or its block."""
     depth = 0
     for at in range(start, len(code)):
         depth += {"{": 1, "}": -1}.get(code[at], 0)
@@ -126,7 +126,7 @@ def end_of_item(code, start):
 
 
 def flatten(tree):
-    """The paths of a use tree, each with its imported name."""
+    """Returns the paths in a use tree, each with its imported name."""
     tree = " ".join(tree.split())
     found = re.match(r"^(.*?)\{(.*)\}$", tree)
     if not found:
@@ -156,7 +156,7 @@ def split(inner):
 
 
 def resolve(modules, here, path, depth=0):
-    """Returns the module that defines the target of a path, or `None` if it belongs to another crate or is too deep in
+    """Returns the module that defines a path's target, or `None` if that is in another crate or too deep in
     re-exports."""
     if not path or depth > 8:
         return None
@@ -182,14 +182,14 @@ def resolve(modules, here, path, depth=0):
 
 
 def long(modules):
-    """The modules that are too long, as text."""
+    """Yields the modules that are too long, as text."""
     for module, source in sorted(modules.items()):
         if source.lines > MOST_LINES:
             yield f"long: {text(module)} has {source.lines} lines without its tests, {MOST_LINES} at most"
 
 
 def names(modules):
-    """The types that have the same name, as text."""
+    """Yields the types that have the same name, as text."""
     places = {}
     for module, source in sorted(modules.items()):
         for name in source.types:
@@ -200,7 +200,7 @@ def names(modules):
 
 
 def circles(arrows):
-    """Each circle once, as text: the strongly connected components of the graph."""
+    """Yields each cycle once, as text: the strongly connected components of the graph."""
     graph = {}
     for source, target in arrows:
         graph.setdefault(source, set()).add(target)
@@ -215,17 +215,17 @@ def circles(arrows):
         return seen
 
     reach = {module: reached(module) for module in graph}
-    told = set()
+    reported = set()
     for module in sorted(graph):
-        if module in reach[module] and module not in told:
+        if module in reach[module] and module not in reported:
             part = {other for other in reach[module] if module in reach[other]}
-            told |= part
+            reported |= part
             inside = sorted((a, b) for a, b in arrows if a in part and b in part)
             yield "; ".join(f"{text(a)} > {text(b)}" for a, b in inside)
 
 
 def layers(crate, first):
-    """The level of each module, from the block of the crate's ARCHITECTURE.md that begins with this line."""
+    """Returns each module's level, from the block in the crate's ARCHITECTURE.md that begins with this line."""
     page = (crate / "ARCHITECTURE.md").read_text()
     block = re.search(rf"^```\n({first}\b.*?)^```", page, re.M | re.S)
     if not block:
@@ -239,9 +239,9 @@ def layers(crate, first):
 
 
 def upwards(arrows, level):
-    """The arrows that do not point to a lower layer, and the modules without a layer, as text."""
+    """Yields the arrows that do not point to a lower layer, and the modules without a layer, as text."""
     def place(module):
-        """The module, or its closest parent that has a layer."""
+        """Returns the module, or its closest parent that has a layer."""
         for length in range(len(module), 0, -1):
             if module[:length] in level:
                 return module[:length]

@@ -1,4 +1,4 @@
-//! Without a subscriber of `tracing`, a logger of the `log` crate receives all lines.
+//! Without a `tracing` subscriber, a `log` crate logger receives all lines.
 //!
 //! This is a separate binary, because the logger is global and the process must never have set a subscriber.
 
@@ -16,7 +16,7 @@ use tower::ServiceExt;
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#;
 
-/// Keeps the lines of this crate.
+/// Keeps this crate's lines.
 struct Lines(Mutex<Vec<String>>);
 
 static LINES: Lines = Lines(Mutex::new(Vec::new()));
@@ -38,9 +38,9 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-// tower's feature `log`, which axum enables, is that of `tracing`.
+// tower's `log` feature, which axum enables, is tracing's.
 #[tokio::test]
-async fn a_logger_of_the_log_crate_has_every_line() {
+async fn a_log_crate_logger_receives_every_line() {
     log::set_logger(&LINES).expect("no other logger");
     log::set_max_level(LevelFilter::Trace);
     let layer = CancelOnDisconnectLayer::new();

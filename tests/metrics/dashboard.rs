@@ -1,4 +1,4 @@
-//! The dashboard uses existing metrics and labels only.
+//! The dashboard only uses metrics and labels that exist.
 
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ async fn every_metric_is_on_the_dashboard() {
 }
 
 #[test]
-fn every_panel_has_a_place_of_its_own() {
+fn panels_do_not_overlap() {
     let panels = panels();
     let places: Vec<_> = panels.iter().map(place).collect();
     for (nth, one) in places.iter().enumerate() {
@@ -82,7 +82,7 @@ fn panels() -> Vec<Value> {
     dashboard["panels"].as_array().expect("panels").clone()
 }
 
-/// All queries: of panels, and of variables.
+/// All queries, from both panels and variables.
 fn queries() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
     let panels = panels();
@@ -103,14 +103,14 @@ fn queries() -> Vec<String> {
         .collect()
 }
 
-/// The metrics in a query, with histogram suffixes.
+/// The metrics in a query, including histogram suffixes.
 fn names(query: &str) -> Vec<String> {
     let words = query.split(|text: char| !(text.is_ascii_alphanumeric() || text == '_'));
     let names = words.filter(|word| word.starts_with("mcp_"));
     names.map(str::to_owned).collect()
 }
 
-/// The labels in a query: in `{…}`, after `by`, or the second argument of `label_values` for the started calls.
+/// The labels in a query: in `{…}`, after `by`, or as the second argument to `label_values` for the started calls.
 fn labels_in(query: &str) -> Vec<String> {
     let mut labels = Vec::new();
     for matchers in query.split('{').skip(1) {

@@ -9,7 +9,7 @@
 
 mod dashboard;
 #[path = "../../examples/prometheus/endpoint.rs"]
-#[allow(dead_code, reason = "what only the example needs")]
+#[allow(dead_code, reason = "the rest is for the example")]
 mod endpoint;
 mod scrape;
 mod script;
@@ -18,11 +18,11 @@ mod script;
     dead_code,
     unused_imports,
     unused_macros,
-    reason = "a toolbox: it is that of the other tests"
+    reason = "shared with the other tests, which use all of it"
 )]
 mod setup;
 
-// `setup` uses this name for the support of the other tests.
+// `setup` knows the other tests' support by this name.
 use test_support as support;
 
 use self::script::{SCRIPT, scripted};
@@ -34,7 +34,7 @@ const CALL: (&str, &str) = ("method", "tools/call");
 const HOLD: (&str, &str) = ("tool", "hold");
 
 #[tokio::test]
-async fn what_has_started_is_what_has_ended_and_what_is_in_flight() {
+async fn started_calls_have_ended_or_are_in_flight() {
     let scrape = scripted().await;
     let started = scrape.sum("mcp_calls_started_total");
     let ended = scrape.sum("mcp_calls_ended_total");
@@ -79,7 +79,7 @@ async fn disconnects_and_resumes_are_counted() {
 }
 
 #[tokio::test]
-async fn what_went_wrong_is_counted() {
+async fn faults_are_counted() {
     let scrape = scripted().await;
     let failed = scrape.value("mcp_call_cancels_failed_total", &[CALL, HOLD]);
     assert_eq!(failed, SCRIPT.cancels_failed);
@@ -118,7 +118,7 @@ async fn times_are_in_seconds() {
 }
 
 #[tokio::test]
-async fn every_end_has_a_duration_and_every_detach_lasted() {
+async fn every_end_and_every_detach_has_a_duration() {
     let scrape = scripted().await;
     let durations = scrape.sum("mcp_call_duration_seconds_count");
     assert_eq!(durations, scrape.sum("mcp_calls_ended_total"));

@@ -1,8 +1,8 @@
-//! A parser of the part of Prometheus' text format that is used here.
+//! Parses as much of Prometheus' text format as these tests need.
 
 use std::collections::BTreeMap;
 
-/// The response of the endpoint.
+/// The endpoint's response.
 #[derive(Clone, Debug)]
 pub(crate) struct Scrape {
     text: String,
@@ -34,12 +34,12 @@ impl Scrape {
         sample.copied().unwrap_or(0.0)
     }
 
-    /// The sum of all samples of a metric.
+    /// Returns the sum of all of a metric's samples.
     pub(crate) fn sum(&self, name: &str) -> f64 {
         self.of(name).map(|(_, value)| value).sum()
     }
 
-    /// The names of the labels of a metric's samples, with repeats.
+    /// Returns the names of the labels on a metric's samples, with repeats.
     pub(crate) fn labels_of(&self, name: &str) -> Vec<String> {
         self.of(name)
             .flat_map(|(labels, _)| labels.keys().cloned())
@@ -50,7 +50,7 @@ impl Scrape {
         self.of(name).next().is_some()
     }
 
-    /// The metrics and their types.
+    /// Returns the metrics and their types.
     pub(crate) fn types(&self) -> Vec<(String, String)> {
         let types = self
             .text
@@ -75,7 +75,7 @@ impl Scrape {
     }
 }
 
-/// Parses the name, the labels and the value of a line. Labels here contain neither quotes nor commas.
+/// Parses a line's name, labels and value. The labels contain neither quotes nor commas.
 fn sample(line: &str) -> ((String, Labels), f64) {
     let (series, value) = line.rsplit_once(' ').expect("a value");
     let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

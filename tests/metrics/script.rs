@@ -21,7 +21,7 @@ use crate::{
     setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock},
 };
 
-/// The expected counts of the script.
+/// How often the script should have made each thing happen.
 pub(crate) struct Script {
     pub(crate) completed: f64,
     pub(crate) failed: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Script {
     pub(crate) orphaned_after_s: f64,
 }
 
-/// The script below, counted by hand.
+/// The counts for the script below, made by hand.
 pub(crate) const SCRIPT: Script = Script {
     completed: 5.0,
     failed: 1.0,
@@ -80,10 +80,10 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(1);
 const ABSENCE: Duration = Duration::from_secs(3);
 
-/// Marks a request that is read and refused.
+/// Marks a request that is read and then refused.
 const REFUSED: &str = "x-refused";
 
-/// The metrics exported after the script, which runs once.
+/// Returns the metrics exported after the script, which runs only once.
 pub(crate) async fn scripted() -> &'static Scrape {
     static SCRAPE: OnceCell<Scrape> = OnceCell::const_new();
     SCRAPE.get_or_init(run).await
@@ -166,7 +166,7 @@ async fn cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.ended(mcp, "cancel").await;
 }
 
-/// The layer stops tracking the older call; the newer call completes.
+/// The layer stops tracking the older call, and the newer one completes.
 async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
     let _older = setup.start_call(mcp, "again", "hold", "older").await;
     let mut newer = setup.start_call(mcp, "again", "hold", "newer").await;
@@ -175,7 +175,8 @@ async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "again", 2, is_end).await;
 }
 
-/// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
+/// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an
+/// error.
 async fn send_unknown_requests(mcp: &Mcp) {
     let mut call = mcp.call("tool", UNKNOWN_NAME, json!({})).await;
     call.messages().await;
@@ -240,7 +241,7 @@ async fn fail_to_cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "failed", 1, is_failed).await;
 }
 
-/// Starts a call whose stream the server ends.
+/// Starts a call whose stream the server then ends.
 async fn start_polled_call(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     let mut call = setup.start_call(mcp, id, "hold", "polled").await;
     call.head().await;
@@ -251,7 +252,7 @@ async fn start_polled_call(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     call
 }
 
-/// Disconnects after the first event, and returns the event's id.
+/// Disconnects after the first event, and returns its id.
 async fn cut(setup: &Setup, mcp: &Mcp, label: &str) -> String {
     let mut call = setup.start_call(mcp, label, "hold", label).await;
     call.head().await;
@@ -261,7 +262,7 @@ async fn cut(setup: &Setup, mcp: &Mcp, label: &str) -> String {
     first.id.expect("an id")
 }
 
-/// Reads and refuses requests with the header `REFUSED`, and replayed cancels.
+/// Refuses requests with the `REFUSED` header, and replayed cancels, after reading them.
 fn refusing(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = request.into_parts();

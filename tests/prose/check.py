@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that documentation and comments name their actors, and that machines in them do not speak or walk.
+"""Checks that documentation and comments name their actors, and that machines in them neither speak nor walk.
 
-    tests/prose/check.py          fails if a page, or a folder's comments in Rust, have more of WORDS than they may
-    tests/prose/check.py --list   prints every line that has one
+    tests/prose/check.py          fails if a page, or the Rust comments in a folder, have more of WORDS than they may
+    tests/prose/check.py --list   prints every line that has one of them
 
 Code, names in backticks and links do not count. The numbers in ALLOWED may fall and must not rise.
 """
@@ -19,7 +19,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 
-# How many a page, or the comments in the Rust files below a folder, may have.
+# How many of them a page, or the comments in the Rust files below a folder, may have.
 ALLOWED = {
     "README.md": 0,
     "SECURITY.md": 1,
@@ -73,7 +73,8 @@ def main():
 
 
 def lines(place):
-    """The lines below `place` that have one of the words: path, number and text, without what does not count."""
+    """Yields the lines below `place` that have one of the words: path, number and text, leaving out what does not
+    count."""
     for path in [place] if place.is_file() else sorted(place.rglob("*.rs")):
         if NOT_OURS & set(path.parts):
             continue
@@ -85,7 +86,7 @@ def lines(place):
 
 
 def page(text):
-    """The lines of a page that are not code."""
+    """Yields a page's lines that are not code."""
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         is_code ^= line.startswith("```")
@@ -94,7 +95,7 @@ def page(text):
 
 
 def comments(text):
-    """The comments of a Rust file that begin with `//`, with their line numbers."""
+    """Yields the comments in a Rust file that begin with `//`, with their line numbers."""
     for number, line in enumerate(text.splitlines(), 1):
         found = re.search(r"(?:^|\s)//[/!]?\s(.*)", line)
         if found:

@@ -10,17 +10,17 @@ use test_support::{Connection, Mcp, Mode, Served, Tools, Witness, serve};
 
 use crate::proxy::{Kind, Proxy};
 
-/// The grace of a [`Client::Graced`].
+/// The grace given to a [`Client::Graced`].
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// A proxy, and the server behind it.
+/// A proxy and the server behind it.
 pub(crate) struct Behind {
     pub(crate) witness: Witness,
     proxy: Proxy,
     _served: Served,
 }
 
-/// The kind of client, and of its server's answers.
+/// What kind of client it is, and how the server answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
     /// In a session whose calls are cancelled at once.
@@ -31,7 +31,7 @@ pub(crate) enum Client {
     Sse,
     /// Without a session; the answer is not a stream.
     Json,
-    /// With revision 2026-07-28; there is no head before the handler's first message.
+    /// With revision 2026-07-28, so there is no head before the handler's first message.
     Sessionless,
 }
 
@@ -44,7 +44,8 @@ pub(crate) enum Probing {
 // === impl Behind ===
 
 impl Behind {
-    /// Starts both. `idle_limit` is the proxy's limit for silence; `probe_every` is the interval of probes.
+    /// Starts both. `idle_limit` is how long the proxy tolerates silence; `probe_every` is how often the
+    /// layer probes.
     pub(crate) async fn start(kind: Kind, idle_limit: Duration, probe_every: Duration) -> Self {
         let witness = Witness::new();
         let served = serve(app(&witness, probe_every)).await;
@@ -55,7 +56,7 @@ impl Behind {
         }
     }
 
-    /// Calls a tool that sends nothing until it is released, and waits until it runs.
+    /// Calls a tool that sends nothing until it is released, and waits until the tool is running.
     pub(crate) async fn hold(&self, client: Client, probing: Probing, label: &str) -> Connection {
         let mcp = client.connect(self.proxy.addr, probing).await;
         let call = mcp.call(7, "hold", json!({ "label": label })).await;
@@ -97,7 +98,7 @@ impl Client {
         Self::Sessionless,
     ];
 
-    /// Returns `true` if the head of the answer is sent when the call starts.
+    /// Returns `true` if the answer's head is sent as soon as the call starts.
     pub(crate) fn has_a_head_at_once(self) -> bool {
         matches!(self, Self::Session | Self::Graced | Self::Sse)
     }

@@ -1,6 +1,6 @@
 //! Real proxies in front of the server: whether a disconnect is detected, and which silent calls survive.
 //!
-//! These tests need nginx and HAProxy. They are ignored unless started by `tests/proxy/run`.
+//! These tests need nginx and HAProxy, so they are ignored unless `tests/proxy/run` starts them.
 
 #![allow(
     clippy::expect_used,
@@ -25,7 +25,7 @@ use self::{
 /// An idle limit that no test reaches.
 const UNREACHED_LIMIT: Duration = Duration::from_secs(600);
 
-/// Interval of probes in tests that do not depend on it.
+/// How often to probe in tests where it makes no difference.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a client closes its connection.
@@ -33,13 +33,13 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 enum Ending {
     Fin,
     Rst,
-    /// A FIN behind an unread line end. Without a proxy, hyper then does not notice the FIN.
+    /// A FIN behind an unread line end, which hyper does not notice without a proxy in between.
     StrayAndFin,
 }
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
+async fn nginx_forwards_a_disconnect_at_once_whatever_it_buffers() {
     for kind in [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
@@ -51,7 +51,7 @@ async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn haproxy_passes_on_a_disconnect_with_abort_on_close() {
+async fn haproxy_forwards_a_disconnect_with_abort_on_close() {
     disconnects_are_detected(Kind::HaproxyAbortonclose).await;
 }
 
@@ -69,7 +69,7 @@ async fn only_probes_detect_a_disconnect_behind_haproxy_with_its_defaults() {
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
+async fn probes_keep_silent_calls_open_beyond_nginx_read_timeout() {
     let kinds = [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
@@ -80,7 +80,7 @@ async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn probes_keep_silent_calls_open_beyond_the_timeouts_of_haproxy() {
+async fn probes_keep_silent_calls_open_beyond_haproxy_timeouts() {
     probes_keep_calls_open_beyond_the_idle_limit(Kind::Haproxy).await;
 }
 
@@ -102,7 +102,7 @@ async fn disconnects_are_detected(kind: Kind) {
     }
 }
 
-/// Asserts that the disconnect is detected only with probes, for a proxy that keeps its connection to the server.
+/// Asserts that only probes detect the disconnect. The proxy must keep its connection to the server open.
 async fn only_probes_detect_a_disconnect(kind: Kind) {
     let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client| {
@@ -118,7 +118,7 @@ async fn only_probes_detect_a_disconnect(kind: Kind) {
     join_all(Client::ALL.map(leave)).await;
 }
 
-/// While a probed call is silent, two calls without probes are ended by the idle limit, one after the other.
+/// While a probed call stays silent, the idle limit ends two calls without probes in turn.
 async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
     let idle_limit = idle_limit();
     let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;
@@ -127,7 +127,7 @@ async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
         let mut open = behind.hold(client, Probing::On, &probed).await;
         for silent in ["first", "second"].map(|name| format!("{kind:?}, {client:?}, {name}")) {
             let mut dies = behind.hold(client, Probing::Off, &silent).await;
-            // With a real idle limit this wait is longer than `LIMIT`.
+            // With a realistic idle limit, the wait is longer than `LIMIT`.
             sleep(idle_limit.saturating_sub(LIMIT / 2)).await;
             let head = dies.head().await;
             let expected = if client.has_a_head_at_once() {
@@ -140,7 +140,7 @@ async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
                 assert_eq!(dies.answer().await, None, "{silent}");
                 assert!(!dies.is_complete(), "{silent}: the stream was cut");
             }
-            // The proxy closes the connection. The server notices nothing else.
+            // The proxy closes the connection, and that is all the server notices.
             behind.witness.token_fired(&silent).await;
         }
         behind.witness.release(&probed);
@@ -162,7 +162,7 @@ async fn hang_up(mut call: Connection, ending: Ending) {
     }
 }
 
-/// The idle limit in seconds: 2 unless `IDLE_LIMIT` is set in the environment.
+/// Returns the idle limit, which `IDLE_LIMIT` sets in seconds. The default is 2 s.
 fn idle_limit() -> Duration {
     let given = env::var("IDLE_LIMIT").ok();
     let seconds = given.map_or(2, |seconds| seconds.parse().expect("a number of seconds"));

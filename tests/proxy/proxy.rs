@@ -1,4 +1,4 @@
-//! A real nginx or HAProxy on loopback for one test. It is killed on drop, and its temporary directory removed.
+//! A real nginx or HAProxy on loopback for one test. Dropping it kills the process and removes its temporary directory.
 
 use std::{
     fs,
@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-/// Interval and number of checks whether a proxy is listening.
+/// How often, and how many times, to check whether a proxy is listening yet.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_CHECKS: u32 = 2_000;
 
-/// A proxy and its configuration, apart from the limits.
+/// Which proxy it is and how it is configured, apart from the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// nginx without buffering.
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     NginxBuffered,
     /// nginx with buffering for all answers.
     NginxBufferedAnyhow,
-    /// nginx that continues a request whose client has disconnected.
+    /// nginx that lets a request continue after its client has disconnected.
     NginxIgnoringAborts,
     /// HAProxy with its defaults.
     Haproxy,
@@ -76,7 +76,7 @@ impl Kind {
                 command
             }
         };
-        let log = fs::File::create(folder.log()).expect("make a log");
+        let log = fs::File::create(folder.log()).expect("create a log file");
         let process = command.stdin(Stdio::null()).stderr(log).spawn();
         let process = process.expect("it is installed, see tests/proxy/run");
         let mut proxy = Proxy {
@@ -98,7 +98,7 @@ fn nginx(
 ) -> String {
     let folder = folder.display();
     let idle_limit = idle_limit.as_millis();
-    // A single process is easy to kill. All its files are in the temporary directory.
+    // A single process is easy to kill. All of its files are in the temporary directory.
     format!(
         "daemon off; master_process off; pid {folder}/pid; error_log stderr;
         events {{ worker_connections 1024; }}
@@ -137,7 +137,7 @@ fn haproxy(addr: SocketAddr, server: SocketAddr, idle_limit: Duration, option: &
     )
 }
 
-/// Returns a port that is currently free.
+/// Returns a port that is free right now.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
     listener.local_addr().expect("a bound listener")
@@ -146,7 +146,7 @@ fn free_address() -> SocketAddr {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Panics if the proxy ends or does not listen in time.
+    /// Panics if the proxy exits or does not listen in time.
     #[allow(
         clippy::disallowed_methods,
         reason = "another process does not signal its readiness"
@@ -154,14 +154,17 @@ impl Proxy {
     fn wait_until_it_listens(&mut self) {
         let listens = (0..MAX_CHECKS).any(|_| {
             std::thread::sleep(CHECK_INTERVAL);
-            let ended = self.process.try_wait().expect("ask for its end");
-            assert!(ended.is_none(), "it ended: {}", self.log_text());
+            let ended = self
+                .process
+                .try_wait()
+                .expect("check whether it has exited");
+            assert!(ended.is_none(), "it exited: {}", self.log_text());
             TcpStream::connect(self.addr).is_ok()
         });
         assert!(listens, "it does not listen: {}", self.log_text());
     }
 
-    /// The contents of its log.
+    /// What the proxy has logged.
     fn log_text(&self) -> String {
         fs::read_to_string(self.folder.log()).unwrap_or_default()
     }
@@ -169,7 +172,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The process may have ended itself.
+        // The process may already have exited by itself.
         let _ended = self.process.kill();
         let _status = self.process.wait();
     }
@@ -182,7 +185,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("behind-a-proxy-{}-{number}", id()));
-        fs::create_dir(&path).expect("make a folder");
+        fs::create_dir(&path).expect("create a folder");
         Self(path)
     }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the public API from rustdoc's JSON: its items, the crates of its types, and missing examples.
+"""Checks the public API by rustdoc's JSON: its items, the crates its types are from, and missing examples.
 
 check.py DOC.json API.txt            compares the API with the list, and the crates of its types with CRATES below; each item
-                                     must have an example with an assertion, or be named in that of its type
-check.py DOC.json API.txt --write    writes the list anew; the other checks remain
+                                     must have an example with an assertion, or be named in its type's
+check.py DOC.json API.txt --write    rewrites the list; the other checks are still made
 """
 
 import difflib
@@ -12,8 +12,8 @@ import pathlib
 import re
 import sys
 
-# A new major version of any of these is a new major version of this crate. Types of other crates must not be in the
-# API.
+# A new major version of any of these requires a new major version of this crate. Types from other crates must not
+# be in the API.
 CRATES = {
     "std", "core", "alloc",
     "axum", "axum_core", "bytes", "http", "http_body",
@@ -35,9 +35,9 @@ class Api:
     # --- Types, as they are written ---
 
     def note(self, id, where):
-        """Records the crate of a type from another crate."""
+        """Records which crate a type from another crate is from."""
         summary = self.doc["paths"].get(str(id))
-        # The names that macros put into impls cannot be written by a user.
+        # Users cannot write the names that macros put into impls.
         if summary and summary["crate_id"] != 0 and "__private" not in summary["path"]:
             name = self.doc["external_crates"][str(summary["crate_id"])]["name"]
             self.seen.setdefault(name, f"{'::'.join(summary['path'])} in {where}")
@@ -123,7 +123,7 @@ class Api:
         return f"({inputs}){output}"
 
     def generics(self, generics, where):
-        """The parameters and the `where` clause, both as text."""
+        """Returns the parameters and the `where` clause, both as text."""
         parts = []
         for param in generics["params"]:
             kind = param["kind"]
@@ -144,8 +144,8 @@ class Api:
     # --- Examples ---
 
     def exampled(self, item, here, of_type=""):
-        """The examples of an item with an assertion. Records the item if there are none and its type's examples do
-        not name it."""
+        """Returns an item's examples that have an assertion. Records the item if there are none and its type's examples
+        do not name it."""
         own = [code for code in examples(item["docs"] or "") if "assert" in code or here in ASSERTS_NOTHING]
         if not own and not re.search(rf"\b{item['name']}\b", of_type):
             self.without_example.append(here)
@@ -154,7 +154,7 @@ class Api:
     # --- Items ---
 
     def item(self, id, path, name=None, of_type=""):
-        """Adds the lines of an item and of the items in it. `of_type` is the examples of its type."""
+        """Adds the lines for an item and the items in it. `of_type` is its type's examples."""
         item = self.index.get(str(id))
         if item is None:
             self.note(id, path)
@@ -221,7 +221,7 @@ class Api:
         return " #[non_exhaustive]" if "non_exhaustive" in str(item["attrs"]) else ""
 
     def impls(self, ids, here, shown):
-        """Adds the lines of a type's implementations, except blanket and automatic ones."""
+        """Adds the lines for a type's implementations, except blanket and automatic ones."""
         for id in ids:
             impl = self.index[str(id)]["inner"]["impl"]
             if impl["is_synthetic"] or impl["blanket_impl"]:
@@ -240,7 +240,7 @@ class Api:
 
 
 def examples(docs):
-    """The code in a doc comment that rustdoc compiles."""
+    """Yields the code in a doc comment that rustdoc compiles."""
     for info, code in re.findall(r"^```([^\n]*)\n(.*?)^```", docs, re.MULTILINE | re.DOTALL):
         if not {"text", "ignore"} & set(info.split(",")):
             yield code

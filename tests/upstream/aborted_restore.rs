@@ -1,4 +1,4 @@
-// Two requests of a stored session arrive at a server that has to restore it. The client of the first disconnects.
+// Two requests in a stored session arrive at a server that has to restore it. The first one's client disconnects.
 
 use std::{
     collections::HashMap,
@@ -55,7 +55,7 @@ pub async fn observe() -> String {
     let session = open(&first).await;
     let ping = || second.handle(request("POST", &[("mcp-session-id", &*session)], PING));
 
-    // The first client disconnects after 0.5 s, while the store loads the session.
+    // The first client disconnects after 0.5 s, while the store is still loading the session.
     let (disconnected, waiting) = tokio::join!(timeout(Duration::from_millis(500), ping()), ping());
     let later = ping().await;
     format!(

@@ -1,4 +1,4 @@
-// A tool sends progress after its call was cancelled. The client also has a standalone stream.
+// A tool sends progress after its call has been cancelled. The client also has a standalone stream.
 
 use std::{sync::Arc, time::Duration};
 

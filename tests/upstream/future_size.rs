@@ -1,4 +1,4 @@
-// The future of `create_stream` is several times as large as the message that it moves.
+// `create_stream`'s future is several times as large as the message that it moves.
 
 use rmcp::{
     model::ClientJsonRpcMessage,

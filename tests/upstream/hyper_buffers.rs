@@ -1,4 +1,4 @@
-//! hyper's read buffer grows to 400 KiB for each connection, whatever is read of its body.
+//! hyper's read buffer grows to 400 KiB per connection, however much of the body is read.
 
 use std::{
     io,
@@ -22,10 +22,10 @@ use tokio::{
 
 use super::MENDED;
 
-/// Length of the body: 4 MiB.
+/// The body's length.
 const LENGTH: usize = 4 << 20;
 
-/// The largest buffer that hyper read into.
+/// The largest buffer that hyper has read into.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 struct Recorder(TokioIo<DuplexStream>);

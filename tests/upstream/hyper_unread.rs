@@ -1,4 +1,4 @@
-//! hyper does not detect a disconnect while it has unread bytes of the connection.
+//! hyper does not detect a disconnect while it has not read all of the connection's bytes.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,7 @@ use super::MENDED;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-/// The client of the second connection disconnects after that of the first, which has sent one more byte.
+/// The second connection's client disconnects after the first's, which has sent one more byte.
 #[tokio::test]
 async fn hyper_misses_a_disconnect_behind_unread_bytes() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

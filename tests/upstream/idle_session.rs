@@ -1,4 +1,4 @@
-// A tool takes longer than `SessionConfig::keep_alive`. Its client stays connected and reads.
+// A tool takes longer than `SessionConfig::keep_alive`, while its client stays connected and keeps reading.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ impl Tools {
 
 pub async fn observe() -> String {
     let manager = Arc::new(LocalSessionManager::default());
-    // Comments follow the clock of the system, which is not paused.
+    // SSE comments are timed by the system clock, which is not paused.
     let config = StreamableHttpServerConfig::default().with_sse_keep_alive(None);
     let server = StreamableHttpService::new(|| Ok(Tools), manager, config);
     let session = open(&server).await;

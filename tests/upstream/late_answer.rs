@@ -1,4 +1,4 @@
-// A session call is answered between the disconnect of its client and the resume.
+// A session call is answered after its client has disconnected and before it resumes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ pub async fn observe() -> String {
     let headers = [("mcp-session-id", &*session)];
 
     let call = server.handle(request("POST", &headers, CALL)).await;
-    drop(call); // The client disconnects while the tool runs.
+    drop(call); // The client disconnects while the tool is running.
     sleep(Duration::from_secs(4)).await; // The tool answers, well within `completed_cache_ttl`.
 
     let headers = [("mcp-session-id", &*session), ("last-event-id", "0/0")];

@@ -1,8 +1,8 @@
-//! What the libraries below do wrong, shown without the layer. Each test here pins a row of the section `Workarounds`
-//! in ARCHITECTURE.md, and fails when the library is mended.
+//! What the libraries underneath do wrong, shown without the layer. Each test in this file pins a row of the section
+//! `Workarounds` in ARCHITECTURE.md, and fails once the library has been fixed.
 //!
-//! The files beside this one that have a `main` are complete programs on bare rmcp. `docs/upstream` has a report for
-//! each of them, with its text.
+//! The files next to this one that have a `main` are complete programs on bare rmcp. `docs/upstream` has a report on each of
+//! them that includes its text.
 
 #![allow(
     dead_code,
@@ -51,8 +51,8 @@ async fn rmcp_ends_the_resumed_stream_of_a_stored_call_in_flight_without_an_even
     assert_eq!(seen, r#"resumed: 200 OK, b"""#, "{MENDED}");
 }
 
-/// A new method may have a default implementation that calls the present one, so nothing else shows it. A new parameter of a
-/// method does not compile here, which means the same.
+/// A new method may have a default implementation that calls the present one. Nothing else would then reveal it. A new
+/// parameter does not compile, which means the same.
 #[test]
 fn rmcp_has_no_method_with_the_session_of_an_event_or_the_request_of_a_resume() {
     let session = "src/transport/streamable_http_server/session.rs";

@@ -1,4 +1,4 @@
-//! The reports in `docs/upstream` have the programs of this folder, as they are compiled here.
+//! The reports in `docs/upstream` contain this folder's programs exactly as compiled.
 
 use std::{fs, path::Path};
 
@@ -16,9 +16,9 @@ const PROGRAMS: [(&str, &str); 11] = [
     ("unread_stream", include_str!("unread_stream.rs")),
 ];
 
-/// `UPSTREAM_REPORTS=write` writes the programs into the reports instead.
+/// `UPSTREAM_REPORTS=write` writes the programs to the reports instead.
 #[test]
-fn each_report_has_its_program() {
+fn each_report_contains_its_program() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/upstream");
     for (name, source) in PROGRAMS {
         let page = pages.join(format!("{name}.md"));

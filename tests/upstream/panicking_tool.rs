@@ -23,7 +23,7 @@ impl Tools {
 
 pub async fn observe() -> String {
     let manager = Arc::new(LocalSessionManager::default());
-    // Comments follow the clock of the system, which is not paused.
+    // SSE comments are timed by the system clock, which is not paused.
     let config = StreamableHttpServerConfig::default().with_sse_keep_alive(None);
     let server = StreamableHttpService::new(|| Ok(Tools), manager, config);
     let session = open(&server).await;

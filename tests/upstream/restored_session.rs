@@ -1,4 +1,4 @@
-// An application closes a session of its manager while a tool runs. The next request restores the session from the store.
+// An application closes one of its manager's sessions while a tool is running. The next request restores the session from the store.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-// A middleware puts the user of a request into its extensions. A session manager gets them for a call, not for a resume.
+// A middleware puts a request's user into its extensions. A session manager gets those for a call, but not for a resume.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ impl ServerHandler for Tools {}
 #[derive(Clone)]
 struct User(&'static str);
 
-/// Records the users of calls and resumes.
+/// Records which user each call and resume is from.
 #[derive(Default)]
 struct Manager(Mutex<Vec<String>>);
 
@@ -53,7 +53,7 @@ impl SessionManager for Manager {
             };
         resume(id: &SessionId, last_event_id: String)
             -> impl Stream<Item = ServerSseMessage> + Send + 'static = |this, _, _| {
-                // No argument has the request, or its extensions.
+                // No argument contains the request or its extensions.
                 this.0.lock().unwrap().push("resume of an unknown user".to_owned());
                 stream::empty()
             };

@@ -1,4 +1,4 @@
-// The event store of the programs that need one. `pages` copies it into their reports.
+// The event store for the programs that need one. `pages` copies it into their reports.
 
 #[derive(Default)]
 struct Store(Mutex<Vec<(String, ServerSseMessage)>>);

@@ -1,4 +1,4 @@
-// A client resumes with an event id of another client's session. Both sessions use an event store.
+// A client resumes with an event id from another client's session. Both sessions use an event store.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-// A client resumes a call in flight. The session uses an event store.
+// A client resumes a call in flight, in a session that uses an event store.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,7 +35,7 @@ pub async fn observe() -> String {
     let priming = call.frame().await.unwrap().unwrap();
     let priming = String::from_utf8_lossy(priming.data_ref().unwrap()).into_owned();
     let id = priming.lines().find_map(|line| line.strip_prefix("id: "));
-    drop(call); // The client disconnects while the tool runs.
+    drop(call); // The client disconnects while the tool is running.
 
     let headers = [
         ("mcp-session-id", &*session),

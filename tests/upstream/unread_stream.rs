@@ -1,4 +1,4 @@
-// A client does not read the stream of one call. Another call of its session gets no response.
+// A client does not read one call's stream, and another call in its session gets no response.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,14 +1,14 @@
-//! Allocations of a call in every set-up, and the places of the crate's own allocations.
+//! How much a call allocates in every set-up, and where the crate's own allocations are made.
 
 use std::collections::BTreeMap;
 
 use benches::{
     dhat::{self, Allocated},
     prelude::*,
-    valgrind::printed,
+    valgrind::run_natively,
 };
 
-/// The cases whose allocations are listed by place, in the order of the columns.
+/// The cases whose allocations are listed by location, in column order.
 const LISTED: [(Candidate, Mode); 4] = [
     (Candidate::Setup(Setup::Wrapped), Mode::Session),
     (Candidate::Setup(Setup::Layer), Mode::Session),
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     section.publish()
 }
 
-/// Returns the row of a request: the allocations of bare rmcp, and those that each set-up adds.
+/// Returns a request's row: bare rmcp's allocations, and those that each set-up adds.
 fn totals(what: Workload) -> Result<Vec<String>> {
     let bare = allocated(Case::new(Candidate::BARE, what))?;
     let Allocated { count, bytes } = bare;
@@ -44,13 +44,13 @@ fn totals(what: Workload) -> Result<Vec<String>> {
 
 fn allocated(case: Case) -> Result<Allocated> {
     eprintln!("allocations: {case}");
-    let printed = printed(Allocator::Counted, &case.to_string())?;
+    let printed = run_natively(Allocator::Counted, &case.to_string())?;
     let (count, bytes) = printed.trim().split_once(' ').context("not two figures")?;
     let (count, bytes) = (count.parse()?, bytes.parse()?);
     Ok(Allocated { count, bytes })
 }
 
-/// Returns a row for each place, in descending order of allocations.
+/// Returns a row per location, in descending order of allocations.
 fn places() -> Result<Vec<Vec<String>>> {
     let mut rows: BTreeMap<String, [Allocated; LISTED.len()]> = BTreeMap::new();
     for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {

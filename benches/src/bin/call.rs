@@ -1,10 +1,10 @@
-//! The cost of one tool call in every set-up: instructions with two allocators.
+//! What one tool call costs in every set-up: instructions with two allocators.
 
 use std::collections::BTreeMap;
 
 use benches::{prelude::*, valgrind};
 
-/// A figure for each case.
+/// One figure per case.
 type Figures = BTreeMap<Case, f64>;
 
 fn main() -> Result<()> {
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     section.publish()
 }
 
-/// Counts the instructions of one request of every case.
+/// Counts the instructions of one request for every case.
 fn count(allocator: Allocator) -> Result<Figures> {
     let wanted = Case::compared().map(|case| (case, Count::Instructions));
     let counts = valgrind::counts(allocator, wanted.collect())?;
@@ -63,8 +63,8 @@ fn thousands(figure: f64) -> String {
 
 /// Returns the targets.
 ///
-/// The session manager may cost 5 %. A set-up that reads bytes may cost 10 % of a small call and 15 % of a large one.
-/// Calls with 10 kB and the GET have no target.
+/// The session manager may cost 5 %. A set-up that reads bytes may cost 10 % for a small call and 15 % for a large
+/// one. Calls with 10 kB and the GET have no target.
 fn targets(figures: &Figures) -> Vec<Target> {
     let target = |setup, what: Workload, most| {
         let by = match setup {

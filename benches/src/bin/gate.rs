@@ -1,8 +1,8 @@
-//! Fails if a call costs more than `gate.toml` allows. Compares counts only, no times.
+//! Fails if a call costs more than `gate.toml` allows. Only compares counts, not times.
 //!
-//! Each run also proves that it can fail. One layer wastes 3 % of the instructions, another wastes everything else that
-//! is counted, except last-level misses. Both must exceed the limits. If one does not, calls have become cheaper and the
-//! limits are too loose; `gate --write` sets them to the new counts.
+//! Each run also proves that it can fail: one layer wastes 3 % of the instructions, and another wastes everything else
+//! that is counted, except last-level misses. Both must exceed the limits. If one no longer does, calls have become
+//! cheaper and the limits are now too loose, so they need to be set again with `gate --write`.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -12,7 +12,7 @@ use benches::{
     valgrind,
 };
 
-/// The request of the wasteful layers.
+/// The wasteful layers' request.
 const PROOF: Workload = Workload::Call(Mode::Session, Load::Arguments(100));
 
 fn main() -> Result<ExitCode> {
@@ -53,7 +53,7 @@ fn main() -> Result<ExitCode> {
             let measured = to_bare(wasteful);
             println!("| {wasteful} | {count} | {measured:.4} | {most:.3} | | must be over |");
             if limit.allows(measured) {
-                failures.push(format!("the limit lets through what wastes {count}; set it anew with `benches/run gate --write`"));
+                failures.push(format!("the limit does not catch what wastes {count}; set it again with `benches/run gate --write`"));
             }
         }
     }
@@ -71,7 +71,7 @@ fn proof(limit: &Limit) -> Option<Case> {
     let candidate = match limit.count {
         _ if limit.case != Case::new(Candidate::Setup(Setup::Wrapped), PROOF) => return None,
         Count::Instructions => Candidate::Slowed,
-        // The memory that calls retain may exceed the last-level cache.
+        // The memory that calls retain may exceed the last-level cache anyway.
         Count::LastLevelMisses => return None,
         _ => Candidate::Sprawling,
     };

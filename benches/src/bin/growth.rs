@@ -1,27 +1,27 @@
-//! The cost of operations as the number of calls in flight grows.
+//! How the cost of operations grows with the number of calls in flight.
 
 use std::collections::BTreeMap;
 
 use benches::{
     growth::{Operation, REPETITIONS, Scene, Spread},
     prelude::*,
-    valgrind::{parts, printed},
+    valgrind::{parts, run_natively},
 };
 
-/// The cost of one operation.
+/// What one operation costs.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     instructions: f64,
     microseconds: f64,
 }
 
-/// The cost of an operation at each number of calls in flight.
+/// What an operation costs at each number of calls in flight.
 struct Growth {
     spread: Spread,
     setup: Setup,
     operation: Operation,
     costs: Vec<Cost>,
-    /// The instructions in addition to those of bare rmcp.
+    /// The instructions on top of bare rmcp's.
     added: Vec<f64>,
 }
 
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
 fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     let arguments = format!("growth {scene}");
     let instructions = parts(Allocator::Glibc, &arguments)?;
-    let printed = printed(Allocator::Glibc, &arguments)?;
+    let printed = run_natively(Allocator::Glibc, &arguments)?;
     let cost = |line: &str| {
         let (name, nanoseconds) = line.split_once(' ').context("no time")?;
         let instructions = instructions.get(name).context("no count")?;
@@ -74,14 +74,14 @@ fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     printed.lines().map(cost).collect()
 }
 
-/// Returns the target of an operation, with the figure of the worst set-up and spread.
+/// Returns an operation's target, with the figure for the worst set-up and spread.
 fn target(growths: &[Growth], operation: Operation) -> Target {
     let is_compared = |growth: &&Growth| growth.operation == operation && growth.setup.is_ours();
     let worst = growths.iter().filter(is_compared).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {
-        // Two lookups only, in lists of one entry or in trees.
+        // Just two lookups, in single-entry lists or in trees.
         Operation::Find => 4.0,
         _ => 1.5,
     };
@@ -91,7 +91,8 @@ fn target(growths: &[Growth], operation: Operation) -> Target {
 // === impl Growth ===
 
 impl Growth {
-    /// Returns the ratio of the instructions added at the largest size to those at the smallest.
+    /// Returns how much more is added at the largest size than at the smallest, as a ratio of
+    /// instructions.
     fn ratio(&self) -> f64 {
         self.added[self.added.len() - 1] / self.added[0]
     }

@@ -1,4 +1,4 @@
-//! The time from a client's hang-up until its handler sees the token, split by component.
+//! How long it takes from a client's hang-up until its handler sees the token, by component.
 //!
 //! `latency [--quick]`. Clients and server share this process and its clock, on separate runtimes.
 
@@ -7,7 +7,7 @@ use std::{fmt, ops::Range};
 use benches::prelude::*;
 use tokio::runtime::Handle;
 
-/// Number of calls that share a session.
+/// How many calls share a session.
 const PER_SESSION: usize = 100;
 
 /// Timeout for a token that never fires.
@@ -16,16 +16,16 @@ const NEVER: Duration = Duration::from_secs(2);
 /// Timeout for any other token.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The order in which the clients hang up.
+/// In what order the clients hang up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 #[strum(serialize_all = "lowercase")]
 enum Pace {
     /// One call at a time.
     Alone,
-    /// Many calls at once. Their clients hang up one by one.
+    /// Many calls at once, whose clients hang up one by one.
     #[strum(to_string = "one by one")]
     OneByOne,
-    /// Many calls at once. All their clients hang up at once.
+    /// Many calls at once, whose clients all hang up at once.
     #[strum(to_string = "at once")]
     AtOnce,
 }
@@ -37,15 +37,15 @@ struct Cell {
     setup: Setup,
     close: Close,
     pace: Pace,
-    /// Number of concurrent calls.
+    /// How many calls run concurrently.
     calls_at_once: usize,
-    /// Number of repetitions.
+    /// How often the measurement is repeated.
     rounds: usize,
 }
 
-/// The moments of each call in a cell.
+/// When things happened to each of a cell's calls.
 ///
-/// They are the close, the drop of the response, the set-up's own token and the handler's token.
+/// These are the close, the response being dropped, the set-up's own token and the handler's token.
 struct Measured {
     cell: Cell,
     moments: Vec<[Option<Duration>; 4]>,
@@ -94,7 +94,7 @@ fn cells() -> Vec<Cell> {
             }
         }
     }
-    // A call whose token never fires takes the whole timeout.
+    // A call whose token never fires takes the full timeout.
     cells.retain(|cell| !cell.never_fires() || cell.pace != Pace::OneByOne);
     for cell in cells.iter_mut().filter(|cell| cell.never_fires()) {
         cell.rounds = 1;
@@ -108,7 +108,7 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Measured> {
         .grace(Grace::Immediate)
         .observe(ledger.observer());
     let tools = Tools(ledger.clone());
-    let stack = || witnessed(tools.served(cell.setup, cell.mode, layer), &ledger);
+    let stack = || record_drops(tools.served(cell.setup, cell.mode, layer), &ledger);
     let transport = Transport::Socket(serve(server, 1, stack)?[0]);
     let sessions = cell.calls_at_once.div_ceil(PER_SESSION);
     let sessions = Client::open_many(&transport, cell.mode, sessions).await?;
@@ -132,11 +132,11 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Measured> {
     Ok(Measured { cell, moments })
 }
 
-/// Starts the calls, disconnects their clients and waits for the tokens. Returns the times of the disconnects.
+/// Starts the calls, disconnects their clients and waits for the tokens. Returns when the clients disconnected.
 ///
 /// # Errors
 ///
-/// Fails if a token is missing that should fire in this cell.
+/// Fails unless every token that should fire in this cell has fired.
 async fn hang_up(
     cell: Cell,
     calls: Range<usize>,
@@ -151,7 +151,7 @@ async fn hang_up(
     }
     let started = ledger.expect_all(calls.clone(), |times_of| &times_of.started, LIMIT);
     started.await?;
-    // Both sides become idle, as they are in the middle of a long call.
+    // This lets both sides go idle, as they would be in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let limit = if cell.never_fires() { NEVER } else { LIMIT };
     let fire = |calls: Range<usize>| ledger.reaches(calls, |times_of| &times_of.token, limit);
@@ -195,7 +195,7 @@ impl fmt::Display for Cell {
 // === impl Measured ===
 
 impl Measured {
-    /// Returns the milliseconds between two moments, for the calls that have both.
+    /// Returns the milliseconds between two moments, for the calls that reached both.
     fn spans(&self, from: usize, to: usize) -> Sample {
         let span = |moments: &[Option<Duration>; 4]| {
             let span = moments[to]?.saturating_sub(moments[from]?);
@@ -220,7 +220,7 @@ impl Measured {
         ];
         let spans = self.close_to_handler();
         let quantiles = [0.5, 0.99, 1.0].map(|share| spans.quantile(share));
-        // The time until hyper drops the response, then from the drop to the set-up's token and to the handler's token.
+        // How long until hyper drops the response, then from there to the set-up's token and to the handler's token.
         let parts = [(0, 1), (1, 2), (1, 3)].map(|(from, to)| self.spans(from, to).median());
         let figures = quantiles.into_iter().chain(parts);
         row.extend(figures.map(|figure| format!("{figure:.3}").replace("NaN", "–")));

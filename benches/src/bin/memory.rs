@@ -1,7 +1,7 @@
-//! The heap that a call in flight takes, and whether all of it is freed.
+//! How much heap a call in flight takes, and whether all of it is freed.
 //!
-//! `memory [--quick]`. Runs in process, without sockets, with a process for each set-up. A counting allocator measures
-//! live bytes. A paused clock makes graces and retained calls expire.
+//! `memory [--quick]`. Runs in process, without sockets, with one process per set-up. A counting allocator measures
+//! live bytes, and a paused clock lets graces and retained calls expire.
 
 use std::{alloc::System, collections::BTreeMap, ops::Range};
 
@@ -16,7 +16,7 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 const SESSIONS: usize = 100;
 const STORMS: usize = 10;
 
-/// Number of storms after which all memory that a session keeps has its full size.
+/// The number of storms after which a session's memory has reached its full size.
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.
@@ -32,14 +32,14 @@ struct Bench {
     sessions: Vec<Client>,
 }
 
-/// The heap of one set-up, in bytes.
+/// One set-up's heap, in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Heap {
-    /// For each call whose client is connected.
+    /// Per call whose client is connected.
     attached: f64,
-    /// For each call whose client has disconnected.
+    /// Per call whose client has disconnected.
     detached: f64,
-    /// Live bytes before the first storm, and after each storm.
+    /// Live bytes before the first storm and after each one.
     storms: Vec<usize>,
 }
 
@@ -65,7 +65,7 @@ fn sizes() -> (usize, usize) {
     }
 }
 
-/// Measures every set-up in its own process.
+/// Measures each set-up in a process of its own.
 async fn compare() -> Result<()> {
     let (load, (in_flight, of_a_storm)) = (machine::load(), sizes());
     let mut heaps = Heaps::new();
@@ -96,7 +96,7 @@ async fn compare() -> Result<()> {
             format!("{left:.3}"),
         ]);
         if setup.is_ours() {
-            // Without sessions the session manager is not involved.
+            // Without sessions, the session manager is not involved.
             let is_wrapped = (setup, mode) == (Setup::Wrapped, Mode::Session);
             let most = AtMost(if is_wrapped { 1_024.0 } else { 4_096.0 });
             let what = format!("{setup}, {mode}: added to a call in flight (B)");
@@ -121,7 +121,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
         ledger,
         sessions,
     };
-    // Every session allocates some memory with its first call.
+    // A session's first call allocates some memory for the session.
     let (group, streams) = bench.begin(SESSIONS).await?;
     bench.answer(&group, streams).await?;
     bench.advance_by(RETENTION).await;
@@ -136,7 +136,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
             bench.settle().await;
             HEAP.allocated() - before
         }
-        // Without sessions there is no grace.
+        // Without sessions, there is no grace.
         Mode::Stateless => {
             bench.answer(&group, streams).await?;
             0
@@ -164,7 +164,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts calls and waits until all handlers run. Frees what their clients have read.
+    /// Starts calls and waits until all their handlers are running. Frees what the clients have read.
     async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
         let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);
@@ -180,7 +180,7 @@ impl Bench {
         Ok((group, streams))
     }
 
-    /// Releases the handlers of a group and waits until each client has the start of its answer.
+    /// Releases a group's handlers. Returns once each client has received the start of its answer.
     async fn answer(&mut self, group: &Group, streams: Vec<Stream>) -> Result<()> {
         self.ledger.release(group.number).cancel();
         for mut stream in streams {
@@ -189,9 +189,9 @@ impl Bench {
         Ok(())
     }
 
-    /// One third of the clients disconnect for good, one third stay, one third resume.
+    /// A third of the clients disconnect for good, a third stay, and a third resume.
     ///
-    /// In stateless mode, the last third disconnect for good too. Returns when no call is retained any more.
+    /// In stateless mode, the last third disconnect for good too. Returns once no call is retained any more.
     async fn storm(&mut self, count: usize) -> Result<()> {
         let (never_return, disconnecting) = self.begin(count / 3).await?;
         drop(disconnecting);
@@ -202,18 +202,18 @@ impl Bench {
         if self.mode == Mode::Session {
             let mut back = Vec::new();
             for call in returns.calls.clone() {
-                // The id of its first event in rmcp's numbering.
+                // The id of its first event, as rmcp numbers them.
                 let event = format!("0/{}", call / SESSIONS);
                 back.push(self.sessions[call % SESSIONS].resume(&event).await?);
             }
-            // The guard has destroyed these calls.
+            // The guard has already destroyed these calls.
             if self.setup != Setup::Guard {
                 self.answer(&returns, back).await?;
             }
         }
         self.answer(&stays, connected).await?;
         self.advance_by(GRACE_EXPIRED).await;
-        // Ends the calls that the set-up does not cancel.
+        // This ends the calls that the set-up has not cancelled.
         self.ledger.release(never_return.number).cancel();
         self.ledger.release(returns.number).cancel();
         let calls = never_return.calls.start..returns.calls.end;
@@ -230,14 +230,14 @@ impl Bench {
 
     /// Runs all tasks until none is ready.
     async fn settle(&self) {
-        // A paused clock moves only when the runtime is idle.
+        // A paused clock only moves while the runtime is idle.
         tokio::time::sleep(Duration::from_millis(1)).await;
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
     }
 
-    /// Advances the clock in steps, because a deadline that runs late is postponed.
+    /// Advances the clock in steps, because a deadline that is handled late gets postponed.
     async fn advance_by(&self, time: Duration) {
         let step = Duration::from_millis(500);
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -251,7 +251,7 @@ impl Bench {
 // === impl Heap ===
 
 impl Heap {
-    /// Returns the bytes that each call has added since memory reached its full size.
+    /// Returns how many bytes each call has added since memory reached its full size.
     fn growth(&self) -> f64 {
         let (full, last) = (self.storms[FULL_AFTER], self.storms[STORMS]);
         let calls = (STORMS - FULL_AFTER) * sizes().1;

@@ -1,7 +1,7 @@
-//! Assembles the sections of all benches: `report [--commit] BENCH…`, in the order of the arguments.
+//! Assembles the sections of all benches: `report [--commit] BENCH…`, in argument order.
 //!
-//! Writes `target/report`; with `--commit` also `benches/report` and the summary in the crate's README. A bench that was
-//! not run has no section.
+//! Writes `target/report`, and with `--commit` also `benches/report` and the summary in the crate's README. A bench that
+//! has not been run gets no section.
 
 use std::{env, fs, path::Path};
 
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Reads the sections that exist for these benches. The name of a section starts with that of its bench.
+/// Reads whichever sections exist for these benches. A section's name starts with its bench's name.
 fn sections(benches: &[String]) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for file in fs::read_dir(folder().join("data"))? {

@@ -15,7 +15,7 @@ const THREADS: [usize; 4] = [1, 2, 4, 8];
 const SESSIONS: [usize; 3] = [1, 16, 256];
 const CANDIDATES: [Setup; 2] = [Setup::Layer, Setup::Wrapped];
 
-/// The cases whose locks are listed, in the order of the columns.
+/// The cases whose locks are listed, in column order.
 const LISTED: [(Candidate, Mode); 5] = [
     (Candidate::BARE, Mode::Session),
     (Candidate::Setup(Setup::Wrapped), Mode::Session),
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     runtime()?.block_on(compare())
 }
 
-/// Lists the locks that a call takes, and the places of its locked instructions.
+/// Lists the locks that a call takes, and where its locked instructions are.
 fn locks() -> Result<()> {
     let (mut places, mut locks) = (BTreeMap::new(), BTreeMap::new());
     for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {
@@ -60,7 +60,7 @@ fn locks() -> Result<()> {
     Ok(())
 }
 
-/// Returns the total, then the rows in descending order. Omits rows that sum to 0.01 or less.
+/// Returns the total, then the rows in descending order. Omits rows whose sum is 0.01 or less.
 fn table(counts: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
     let mut totals = [0.0; LISTED.len()];
     for row in counts.values() {
@@ -106,7 +106,7 @@ async fn compare() -> Result<()> {
             let mut sides = [start(Setup::Bare).await?, start(setup).await?];
             for (row, sessions) in rows.iter_mut().zip(SESSIONS) {
                 let mut run = async |side: usize| Ok(sides[side].run(sessions, millis).await?.rate);
-                // Opens the sessions and warms up.
+                // This opens the sessions and warms up.
                 run(0).await?;
                 run(1).await?;
                 let pairs = alternate(count, run).await?;

@@ -1,14 +1,14 @@
 //! Thousands of calls whose clients disconnect or resume at the same moment.
 //!
-//! `storm [--quick]`. Each set-up has a server process, and its clients share a second process. Pings are sent from a
-//! thread that no runtime can block. Fails if the layer cancelled a call wrongly or failed to cancel one, or if an
-//! answer is missing.
+//! `storm [--quick]`. Each set-up has a server process, whose clients share a second process. Pings are sent from a
+//! thread that no runtime can block. Fails if the layer has wrongly cancelled a call or failed to cancel one, or if
+//! an answer is missing.
 
 use std::sync::{Arc, Barrier};
 
 use benches::{
     WORKERS,
-    child::{Child, obey},
+    child::{Child, run_commands},
     prelude::*,
     sockets::{concurrent_clients::ConcurrentClients, load::Pings},
 };
@@ -22,13 +22,13 @@ use tokio::{
 const ADDRESSES: u8 = 4;
 const SESSIONS: usize = 20;
 
-/// Timeout for what must happen.
+/// Timeout for anything that must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest postponement of a deadline that a stalled runtime handled late, plus a margin.
+/// How far a deadline that a stalled runtime has handled late may be postponed, plus a margin.
 const MAX_POSTPONE: Duration = Duration::from_secs(8);
 
-/// Timeout for what a set-up without the layer never does.
+/// How long to wait for what a set-up without the layer never does.
 const NEVER: Duration = Duration::from_secs(3);
 
 const STORMS: [&str; 4] = [
@@ -41,32 +41,32 @@ const STORMS: [&str; 4] = [
 #[derive(Debug, Clone, Copy)]
 struct Size {
     calls: usize,
-    /// Calls whose clients stay connected. None of them may be cancelled.
+    /// How many calls have clients that stay connected. None of them may be cancelled.
     bystanders: usize,
-    /// Time from the first wave's hang-up to the end of all graces.
+    /// The time from the first wave's hang-up until all graces have ended.
     grace: Duration,
-    /// Time for which both workers are blocked.
+    /// How long both workers are blocked.
     busy: Duration,
 }
 
-/// The result of one storm for one set-up.
+/// One set-up's result in one storm.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
-    /// Number of tokens that must fire.
+    /// How many tokens must fire.
     due: usize,
-    /// Number of these tokens that fired.
+    /// How many of these tokens have fired.
     fired: usize,
-    /// Number of tokens that must not fire.
+    /// How many tokens must not fire.
     unaffected: usize,
-    /// Number of these tokens that fired all the same.
+    /// How many of these tokens fired nonetheless.
     wrong: usize,
-    /// Number of correct answers to connected clients.
+    /// How many correct answers connected clients have received.
     answers: usize,
     /// Seconds until the last expected event.
     last: f64,
     /// Resident memory before the storm, in MiB.
     before: f64,
-    /// Peak of the resident memory during the storm, in MiB.
+    /// Peak resident memory during the storm, in MiB.
     peak: f64,
     /// The slowest ping, in milliseconds.
     ping: Option<f64>,
@@ -83,7 +83,7 @@ struct Server {
 
 /// The time until the last expected event, and two lists of groups.
 ///
-/// The tokens of the first list must fire, and those of the second must not.
+/// The first list's tokens must fire, the second's must not.
 type StormResult = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
         "" => runtime.block_on(compare(size)),
         "clients" => {
             let mut clients = ConcurrentClients::default();
-            runtime.block_on(obey(async |words| clients.act(words).await))
+            runtime.block_on(run_commands(async |words| clients.act(words).await))
         }
         setup => {
             let serving = workers()?;
@@ -116,7 +116,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Measures every set-up in its own process.
+/// Measures each set-up in a process of its own.
 async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
     let mut results: Vec<(Setup, Vec<Outcome>)> = Vec::new();
@@ -148,13 +148,13 @@ async fn compare(size: Size) -> Result<()> {
     Ok(())
 }
 
-/// Runs all storms in a row against one set-up.
+/// Runs all storms against one set-up, one after another.
 async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome>> {
     let mut server = Server::start(setup, size, runtime).await?;
     let mut outcomes = Vec::new();
     for storm in STORMS {
         eprintln!("{setup}: {storm}");
-        machine::forget_peak()?;
+        machine::reset_peak()?;
         server.pings.worst();
         let before = machine::resident()?;
         let result = match outcomes.len() {
@@ -165,12 +165,12 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
         };
         outcomes.push(server.judge(before, result).await?);
     }
-    // Blocked workers cannot answer a ping.
+    // Blocked workers cannot answer pings.
     outcomes[3].ping = None;
     Ok(outcomes)
 }
 
-/// Reads the grace from the tool name, which is `wait-` and milliseconds. Any other tool has no grace.
+/// Reads the grace from the tool's name, which is `wait-` and milliseconds. Other tools have no grace.
 fn policy(call: &CallInfo) -> Policy {
     let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
     let grace = match millis.and_then(|millis| millis.parse().ok()) {
@@ -189,7 +189,7 @@ impl Server {
             .policy(policy)
             .observe(ledger.observer());
         let tools = Tools(ledger.clone());
-        let stack = || witnessed(tools.served(setup, Mode::Session, layer), &ledger);
+        let stack = || record_drops(tools.served(setup, Mode::Session, layer), &ledger);
         let addresses = serve(&runtime, ADDRESSES, stack)?;
         let mut clients = Child::start("clients")?;
         let list = Vec::from_iter(addresses.iter().map(ToString::to_string)).join(",");
@@ -221,7 +221,7 @@ impl Server {
         Ok((self.ledger.now() - started, Vec::new(), calls))
     }
 
-    /// Two waves, together twice the number of possible sockets. Some clients of each wave resume in time.
+    /// Two waves, which together take twice the sockets available. Some of each wave's clients resume in time.
     async fn all_graces_end(&mut self) -> Result<StormResult> {
         let (mut never_return, mut return_in_time) = (Vec::new(), Vec::new());
         let mut end = None;
@@ -232,10 +232,7 @@ impl Server {
             let end = *end.get_or_insert_with(|| Instant::now() + grace);
             let late = Instant::now().saturating_duration_since(end - grace);
             let is_late = late.as_secs() >= 1;
-            ensure!(
-                !is_late,
-                "a wave took longer to start than half of the grace"
-            );
+            ensure!(!is_late, "a wave took longer to start than half the grace");
             sleep_until(end - grace).await;
             self.command("cut", &returning).await?;
             self.cut(&lost).await?;
@@ -254,16 +251,16 @@ impl Server {
         ))
     }
 
-    /// The resumes wait in the accept queues while the graces end, so the layer sees them late.
+    /// Lets the resumes wait in the accept queues while the graces end, so the layer sees them late.
     async fn all_resume_at_busy_workers(&mut self) -> Result<StormResult> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];
         self.cut(&calls).await?;
         let free = self.ledger.now() + self.size.busy;
-        self.keep_busy().await;
+        self.block_workers().await;
         self.command("resume", &calls).await?;
         let last = self.ledger.now().saturating_sub(free);
-        // By then every postponed deadline has passed.
+        // By then, every postponed deadline has passed.
         if self.setup.is_ours() {
             sleep(MAX_POSTPONE).await;
         }
@@ -273,9 +270,9 @@ impl Server {
     /// Blocks all workers for `Size::busy`. Returns once they are blocked.
     #[allow(
         clippy::disallowed_methods,
-        reason = "to block the workers is what this is for"
+        reason = "blocking the workers is the point"
     )]
-    async fn keep_busy(&self) {
+    async fn block_workers(&self) {
         let (barrier, busy) = (Arc::new(Barrier::new(WORKERS)), self.size.busy);
         for _ in 0..WORKERS {
             let barrier = barrier.clone();
@@ -287,7 +284,7 @@ impl Server {
         sleep(Duration::from_millis(500)).await;
     }
 
-    /// Starts calls and waits until all handlers run. Each client has an event id from which it can resume.
+    /// Starts calls and waits until all their handlers are running. Each client has an event id to resume from.
     async fn begin(&mut self, count: usize, tool: &str) -> Result<Group> {
         let group = self.ledger.group(count);
         let (number, calls) = (group.number, group.calls.clone());
@@ -322,9 +319,9 @@ impl Server {
         Ok(())
     }
 
-    /// Waits for all tokens, with bare rmcp only for [`NEVER`].
+    /// Waits for all tokens, but only for [`NEVER`] with bare rmcp.
     ///
-    /// Returns the time from `started` until the last one fired, or zero if none did.
+    /// Returns how long after `started` the last one fired, or zero if none did.
     async fn last_token(&self, groups: &[Group], started: Duration) -> Duration {
         let is_bare = self.setup == Setup::Bare;
         let limit = if is_bare { NEVER } else { LIMIT };
@@ -344,9 +341,9 @@ impl Server {
         calls.flat_map(fired).collect()
     }
 
-    /// Releases the handlers that must not be cancelled, and counts answers and tokens.
+    /// Releases the handlers that must not be cancelled, then counts answers and tokens.
     ///
-    /// Then ends all calls of the storm.
+    /// Ends all of the storm's calls afterwards.
     async fn judge(
         &mut self,
         before: f64,
@@ -379,7 +376,7 @@ impl Server {
                 self.ledger.release(group.number).cancel();
             }
             self.command("forget", &groups).await?;
-            // No handler of this storm may run during the next one.
+            // No handler from this storm may still be running during the next one.
             self.expect_all(&groups, |times_of| &times_of.ended).await?;
         }
         Ok(outcome)
@@ -389,7 +386,7 @@ impl Server {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Returns the number of missing tokens, wrong tokens and missing answers.
+    /// Returns how many tokens and answers are missing, plus how many tokens fired wrongly.
     fn missed(&self) -> usize {
         self.due - self.fired + self.wrong + self.unaffected - self.answers
     }
@@ -409,7 +406,7 @@ impl Outcome {
         ]
     }
 
-    /// Returns the targets. `bare` is the slowest ping of bare rmcp in the same storm.
+    /// Returns the targets. `bare` is bare rmcp's slowest ping in the same storm.
     fn targets(&self, name: &str, bare: Option<f64>) -> impl Iterator<Item = Target> {
         let (wrong, slowest) = ("wrong tokens and answers", "slowest ping, to bare's");
         let wrong = Target::new(

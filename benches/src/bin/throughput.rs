@@ -1,6 +1,6 @@
-//! Calls a second over loopback, beside bare rmcp.
+//! Calls per second over loopback, compared with bare rmcp.
 //!
-//! `throughput [--quick]`. Server and clients have one processor each, so the server is the bottleneck.
+//! `throughput [--quick]`. Server and clients get one processor each, so the server is the bottleneck.
 
 use benches::{
     prelude::*,
@@ -11,7 +11,7 @@ const CONNECTIONS: usize = 16;
 
 const CANDIDATES: [Setup; 3] = [Setup::Guard, Setup::Layer, Setup::Wrapped];
 
-/// One set-up compared with bare rmcp, as pairs of runs. The first run of a pair is bare rmcp's.
+/// One set-up compared with bare rmcp in pairs of runs, bare rmcp's first.
 struct Comparison {
     mode: Mode,
     setup: Setup,
@@ -50,7 +50,7 @@ async fn measure(count: usize, millis: u64) -> Result<Vec<Comparison>> {
             let start = async |setup| Side::start(Path::Sockets, mode, setup, 1).await;
             let mut sides = [start(Setup::Bare).await?, start(setup).await?];
             let mut run = async |side: usize| sides[side].run(CONNECTIONS, millis).await;
-            // Opens the connections and warms up.
+            // This opens the connections and warms up.
             run(0).await?;
             run(1).await?;
             let pairs = alternate(count, run).await?;
@@ -63,7 +63,7 @@ async fn measure(count: usize, millis: u64) -> Result<Vec<Comparison>> {
 // === impl Comparison ===
 
 impl Comparison {
-    /// Returns a figure of each pair.
+    /// Returns one figure per pair.
     fn sample(&self, figure: impl Fn(&Run, &Run) -> f64) -> Sample {
         let pairs = self.pairs.iter();
         pairs

@@ -1,25 +1,25 @@
-//! The processor time of one tool call, as a ratio to bare rmcp.
+//! The processor time that one tool call takes, as a ratio to bare rmcp.
 //!
-//! `time [--quick]`. Each set-up has its own process. One process runs at a time, all on the same processor.
+//! `time [--quick]`. Each set-up has a process of its own. Only one of them runs at a time, always on the same processor.
 
 use benches::{
-    child::{Child, obey},
+    child::{Child, run_commands},
     prelude::*,
 };
 
-/// Number of starts of both processes. The placement of memory differs between starts and is fixed within one.
+/// How often both processes are started. Memory placement differs between starts but stays fixed within one.
 const STARTS: usize = 3;
 
-/// Approximate duration of a run.
+/// Roughly how long a run takes.
 const RUN: f64 = 20e-3;
 
 fn main() -> Result<()> {
     let role = role();
     if !role.is_empty() {
-        machine::stay_on(1)?;
+        machine::pin_to(1)?;
         return runtime()?.block_on(play(Case::named(&role)?));
     }
-    machine::stay_on(0)?;
+    machine::pin_to(0)?;
     let pairs = if is_quick() { 3 } else { 10 };
     let values = json!({ "starts": STARTS, "pairs": pairs, "load": machine::load() });
     let mut section = Section::new("time", values)?;
@@ -61,7 +61,7 @@ fn target(case: Case, measured: f64) -> Option<Target> {
     ))
 }
 
-/// Returns pairs of the seconds per call, bare rmcp's first.
+/// Returns pairs of seconds per call, bare rmcp's first.
 async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     let mut pairs = Vec::new();
     for _ in 0..STARTS {
@@ -78,10 +78,10 @@ async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     Ok(pairs)
 }
 
-/// Repeats the request as often as commanded. Answers with the seconds of processor time per call.
+/// Repeats the request as often as asked to. Answers with the seconds of processor time per call.
 async fn play(case: Case) -> Result<()> {
     let mut running = case.run().await?;
-    obey(async |words| {
+    run_commands(async |words| {
         let times: u32 = words.concat().parse()?;
         let start = machine::processor_time();
         running.run(times).await?;

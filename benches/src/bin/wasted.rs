@@ -1,7 +1,7 @@
 //! Work that continues without a client, and work that is destroyed despite a resume.
 //!
-//! `wasted [--quick]`. Runs twice. The first run is in process on a paused clock, with calls of 10 minutes and the default
-//! grace. The second is over sockets in real time, with calls of 2 s and a grace of 100 ms.
+//! `wasted [--quick]`. Runs twice: once in process on a paused clock, with 10-minute calls and the default grace, and once
+//! over sockets in real time, with calls of 2 s and a grace of 100 ms.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use tokio::{
 
 const SESSIONS: usize = 20;
 
-/// Interval between pings in every session. rmcp closes a session that is idle for 5 minutes.
+/// How often each session is pinged. rmcp closes a session that has been idle for 5 minutes.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 20_251_125;
 
-/// The clock, displayed as the duration of the calls.
+/// The clock, which displays as the duration of the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Clock {
     #[strum(to_string = "10 min")]
@@ -49,26 +49,26 @@ struct Run {
     setup: Setup,
     grace: Grace,
     calls: usize,
-    /// Duration of a call.
+    /// How long a call takes.
     duration: Duration,
-    /// Interval in which all calls start.
+    /// The interval in which all calls start.
     spread: Duration,
-    /// Shortest and longest absence of a client that resumes.
+    /// The shortest and longest absence of a client that resumes.
     absence: (Duration, Duration),
 }
 
-/// The behaviour of one client, the same in all set-ups.
+/// How one client behaves, the same in all set-ups.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    /// Time from the start of the run to the start of the call.
+    /// How long after the start of the run the call starts.
     starts_after: Duration,
-    /// Time from the start of the call to the hang-up.
+    /// How long after the start of the call the client hangs up.
     disconnects_after: Option<Duration>,
-    /// Time from the hang-up to the resume.
+    /// How long after hanging up the client resumes.
     resumes_after: Option<Duration>,
 }
 
-/// The outcome of one client.
+/// How things ended for one client.
 #[derive(Debug, Clone, Copy, Default)]
 struct End {
     call: usize,
@@ -78,19 +78,19 @@ struct End {
     answered: bool,
 }
 
-/// The result of one run.
+/// What one run has measured.
 #[derive(Debug, Clone, Copy)]
 struct RunResult {
     run: Run,
-    /// Number of clients that disconnected for good.
+    /// How many clients disconnected for good.
     disconnected: usize,
-    /// Handler-seconds after their disconnects.
+    /// Handler-seconds spent after they had disconnected.
     wasted: f64,
-    /// Number of clients that resumed in time.
+    /// How many clients resumed in time.
     resumed: usize,
-    /// Number of calls that were destroyed although their clients resumed in time.
+    /// How many calls were destroyed even though their clients resumed in time.
     destroyed: usize,
-    /// Number of clients that were connected at the end and had no answer.
+    /// How many clients were still connected at the end but had no answer.
     unanswered: usize,
 }
 
@@ -185,7 +185,7 @@ impl Run {
         while let Some(end) = playing.join_next().await {
             ends.push(end??);
         }
-        // Includes the calls whose clients disconnected long ago.
+        // Long enough even for calls whose clients disconnected long ago.
         sleep(self.duration).await;
         let all_ended = ledger.expect_all(0..self.calls, |times_of| &times_of.ended, self.duration);
         all_ended.await?;
@@ -231,7 +231,7 @@ impl Plan {
     async fn play(self, client: Client, call: usize, run: Run, ledger: Ledger) -> Result<End> {
         sleep(self.starts_after).await;
         let arguments = json!({ "call": call, "lasts": run.duration.as_millis() as u64 });
-        // Reads up to the first event. hyper does so too, and a client needs the event id to resume.
+        // Reads up to the first event. hyper does the same, and a client needs the event id to resume.
         let (mut stream, event) = client.begin(call, "work", arguments).await?;
         let mut end = End {
             call,
@@ -250,10 +250,10 @@ impl Plan {
             return Ok(end);
         };
         sleep(absence).await;
-        // A client whose answer was complete before the disconnect does not resume.
+        // A client whose answer was complete before it disconnected does not resume.
         let ended = ledger.times_of(call).ended.get();
         if ended.is_none_or(|at| *at >= disconnected) {
-            // A client that a busy machine delayed may resume too late.
+            // On a busy machine, a client may be delayed and resume too late.
             end.resumed_in_time = ledger.now() - disconnected <= 2 * absence;
             end.answered = is_answered(client.resume(&event).await?, call, run).await;
         }
@@ -289,7 +289,7 @@ impl RunResult {
         }
     }
 
-    /// Returns the wasted seconds per client that disconnected for good.
+    /// Returns how many seconds were wasted per client that disconnected for good.
     fn wasted_per_client(&self) -> f64 {
         self.wasted / self.disconnected.max(1) as f64
     }
@@ -309,7 +309,7 @@ impl RunResult {
 
     /// Returns the targets.
     ///
-    /// The reference of a run that has no grace is bare rmcp in session mode, where no client resumes.
+    /// A run without a grace is compared with bare rmcp in session mode, where no client resumes.
     fn targets(&self, results: &[Self]) -> Vec<Target> {
         let Run { clock, case, .. } = self.run;
         let (least, reference) = match (case, clock) {

@@ -1,5 +1,5 @@
-//! Renders sections as Markdown: the whole report, and its summary in the crate's README. `machine` describes where it
-//! was measured.
+//! Renders sections as Markdown: the whole report, and its summary in the crate's README. `machine` describes where
+//! they were measured.
 
 use super::{AtLeast, AtMost, Section, Target};
 
@@ -39,15 +39,15 @@ pub fn part(section: &Section) -> String {
     part
 }
 
-/// The format of a figure in the README.
+/// How the README shows a figure.
 #[derive(Clone, Copy)]
 enum Shown {
     AsItIs,
-    /// A ratio, as a percentage more or fewer.
+    /// A ratio, as a percentage more or less.
     Change,
 }
 
-/// The lines of the summary: a target, the format of its figure, and the rest of the line.
+/// The lines of the summary: a target, its figure's format, and the rest of the line.
 const HEADLINES: [(&str, Shown, &str); 4] = [
     (
         "instructions of a call in a session (100 B arguments), layer and session manager, to bare",
@@ -71,7 +71,7 @@ const HEADLINES: [(&str, Shown, &str); 4] = [
     ),
 ];
 
-/// Renders the summary for the README. A bench that was not run has no line.
+/// Renders the summary for the README. A bench that has not been run gets no line.
 pub fn summary(sections: &[Section]) -> String {
     let mut page =
         "With the layer and the session manager, compared with bare rmcp ([full report](benches/report/README.md)):\n".to_owned();
@@ -93,7 +93,7 @@ impl Shown {
     }
 }
 
-/// Replaces the text between the two marks of `readme` by `summary`. Returns `None` if a mark is missing.
+/// Replaces the text between `readme`'s two marks with `summary`. Returns `None` if a mark is missing.
 pub fn put_between_marks(readme: &str, summary: &str) -> Option<String> {
     let (before, rest) = readme.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
@@ -106,7 +106,7 @@ fn command(section: &Section) -> String {
     format!("`benches/run {}`", section.bench())
 }
 
-/// Renders one line for each target.
+/// Renders one line per target.
 fn lines(targets: &[Target]) -> String {
     let line = |target: &Target| {
         let verdict = if target.holds() {
@@ -124,7 +124,7 @@ fn lines(targets: &[Target]) -> String {
     targets.iter().map(line).collect()
 }
 
-/// Formats a figure with fewer decimals the larger it is.
+/// Formats a figure, with fewer decimals the larger it is.
 fn figure(figure: f64) -> String {
     match figure.abs() {
         100.0.. => format!("{figure:.0}"),
@@ -140,7 +140,7 @@ mod tests {
     const MACHINE: &str = "2026-01-02: Some CPU";
 
     #[test]
-    fn the_report_has_machine_command_table_and_targets() {
+    fn the_report_contains_machine_command_table_and_targets() {
         let page = report(MACHINE, &[section()]);
         for part in [
             "Measured on 2026-01-02: Some CPU.",
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
+    fn the_summary_replaces_only_what_is_between_the_marks() {
         let readme = format!("# Crate\n\n{BEGIN}\n\nwhat was there\n\n{END}\n\nmore\n");
         let mut section = section();
         section.targets[0].what = HEADLINES[0].0.into();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_shows_four_figures_of_the_last_report() {
+    fn the_readme_shows_the_last_reports_headline_figures() {
         let readme = include_str!("../../../README.md");
         let report = include_str!("../../report/README.md");
         assert!(put_between_marks(readme, "summary").is_some());

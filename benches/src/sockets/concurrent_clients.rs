@@ -1,4 +1,4 @@
-//! Many clients in one process that act simultaneously.
+//! Many clients in one process, all acting at the same time.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,28 +12,29 @@ use crate::{
     sockets::tools::done,
 };
 
-/// Most calls that start at the same time. All other operations run without a limit.
+/// How many calls may be starting at the same time. All other operations run without a limit.
 const STARTING: usize = 256;
 
 /// Executes commands for many clients.
 ///
-/// - `open SESSIONS ADDRESS,…` adds clients, one for each session.
-/// - `start GROUP FIRST COUNT TOOL` starts the calls of a group.
+/// - `open SESSIONS ADDRESS,…` adds clients, one per session.
+/// - `start GROUP FIRST COUNT TOOL` starts a group's calls.
 /// - `cut GROUP` disconnects: even calls with a FIN, odd ones with an RST.
 /// - `resume GROUP` resumes them.
-/// - `answers GROUP SECONDS` returns the number of correct answers within that time, and forgets the group.
-/// - `forget GROUP` drops its calls. An unknown group is not an error.
+/// - `answers GROUP SECONDS` returns the number of correct answers received within that time, and forgets
+///   the group.
+/// - `forget GROUP` drops the group's calls. It is no error if there is no such group.
 #[derive(Default)]
 pub struct ConcurrentClients {
     clients: Vec<Client>,
     groups: HashMap<String, Vec<Call>>,
 }
 
-/// One call of a client.
+/// One of a client's calls.
 struct Call {
     number: usize,
     client: Client,
-    /// The event id from which the client can resume.
+    /// The event id that the client can resume from.
     event: String,
     stream: Option<Stream>,
 }
@@ -92,7 +93,7 @@ impl ConcurrentClients {
     }
 }
 
-/// Runs all tasks concurrently. Returns their results in the order in which they end.
+/// Runs all tasks concurrently. Returns their results in the order they finish.
 async fn run_all<T: Send + 'static>(
     tasks: impl Iterator<Item = impl Future<Output = Result<T>> + Send + 'static>,
 ) -> Result<Vec<T>> {
@@ -114,7 +115,7 @@ impl Call {
         })
     }
 
-    /// Closes the connection of an even call with a FIN, and that of an odd one with an RST.
+    /// Closes the connection, with a FIN for an even call and an RST for an odd one.
     fn cut(&mut self) -> Result<()> {
         let is_even = self.number.is_multiple_of(2);
         let close = if is_even { Close::Fin } else { Close::Rst };

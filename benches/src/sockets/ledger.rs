@@ -1,4 +1,4 @@
-//! Records the events of each call of a bench, and their times, as the server sees them.
+//! Records what happens to each of a bench's calls, and when, as the server sees it.
 
 use std::{
     ops::Range,
@@ -14,7 +14,7 @@ use mcp_cancel_on_disconnect::{Event, Outcome, RequestId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The calls of a bench by number, which is also the JSON-RPC id.
+/// A bench's calls by number, which is also the JSON-RPC id.
 #[derive(Debug, Clone)]
 pub struct Ledger(Arc<Records>);
 
@@ -23,9 +23,9 @@ struct Records {
     epoch: Instant,
     call_times: Vec<CallTimes>,
     releases: Vec<CancellationToken>,
-    /// Number of assigned calls.
+    /// How many calls have been assigned.
     calls: AtomicUsize,
-    /// Number of assigned groups.
+    /// How many groups have been assigned.
     groups: AtomicUsize,
 }
 
@@ -36,31 +36,31 @@ pub struct Group {
     pub calls: Range<usize>,
 }
 
-/// The times of one call.
+/// When things happened to one call.
 #[derive(Debug, Default)]
 pub struct CallTimes {
-    /// The handler started.
+    /// When the handler started.
     pub started: Stamp,
-    /// hyper dropped the response.
+    /// When hyper dropped the response.
     pub dropped: Stamp,
-    /// The layer reported the cancellation, right after the token fired.
+    /// When the layer reported the cancellation, right after the token fired.
     pub cancelled: Stamp,
-    /// The handler saw its token.
+    /// When the handler saw its token.
     pub token: Stamp,
-    /// The handler ended, for any reason.
+    /// When the handler ended, for any reason.
     pub ended: Stamp,
 }
 
-/// The time of an event since the epoch of the ledger. Empty until the event happens.
+/// When an event happened, counted from the ledger's epoch. Empty until then.
 pub type Stamp = OnceLock<Duration>;
 
-/// Selects one stamp of a call.
+/// Selects one of a call's stamps.
 pub type SelectStamp = fn(&CallTimes) -> &Stamp;
 
 // === impl Ledger ===
 
 impl Ledger {
-    /// Creates a ledger for at most `calls` calls in at most `groups` groups.
+    /// Creates a ledger for up to `calls` calls in up to `groups` groups.
     pub fn new(calls: usize, groups: usize) -> Self {
         Self(Arc::new(Records {
             epoch: Instant::now(),
@@ -87,7 +87,7 @@ impl Ledger {
         &self.0.call_times[call]
     }
 
-    /// Returns the token that makes the handlers of a group complete their work.
+    /// Returns the token that makes a group's handlers complete their work.
     pub fn release(&self, group: usize) -> &CancellationToken {
         &self.0.releases[group]
     }
@@ -97,7 +97,7 @@ impl Ledger {
         let _ = stamp.set(self.now());
     }
 
-    /// Returns the times of the event `which` for those of the calls that have reached it.
+    /// Returns when each of the calls reached the event `which`, skipping those that have not.
     pub fn times(&self, calls: Range<usize>, which: SelectStamp) -> Vec<Duration> {
         let call_times = self.0.call_times[calls].iter();
         call_times
@@ -106,7 +106,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Waits at most `limit` until all calls have reached the event `which`. Returns how many have.
+    /// Waits for up to `limit` until all calls have reached the event `which`. Returns how many have.
     pub async fn reaches(&self, calls: Range<usize>, which: SelectStamp, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {
@@ -118,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// Waits as [`reaches`](Self::reaches) does. Returns an error if a call has not reached the event.
+    /// Waits like [`reaches`](Self::reaches), but fails if a call has not reached the event.
     pub async fn expect_all(
         &self,
         calls: Range<usize>,
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
+    async fn waiting_ends_when_all_calls_are_there_or_at_the_limit() {
         let ledger = Ledger::new(3, 0);
         let wait =
             |calls| ledger.reaches(calls, |times_of| &times_of.token, Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Sequential callers: a load generator, and pings that check whether a busy server answers.
+//! Sequential callers: a load generator, and pings that check whether a busy server still answers.
 
 use std::{
     collections::HashMap,
@@ -24,14 +24,14 @@ use crate::{
     setup::{Mode, Server},
 };
 
-/// Duration of the warm-up.
+/// How long to warm up.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// Pause between two pings.
+/// How long to pause between pings.
 const PING_PAUSE: Duration = Duration::from_millis(10);
 
 /// Executes `run ADDRESS session|stateless SESSIONS CALLERS MILLISECONDS`. Returns the calls per second, and the total
-/// number including the warm-up. Connections and sessions are reused by the next run. The address `inside` is the
+/// number including the warm-up. The next run reuses the connections and sessions. The address `inside` stands for the
 /// server in this process.
 #[derive(Default)]
 pub struct Load {
@@ -39,11 +39,11 @@ pub struct Load {
     inside: Option<Server<Full<Bytes>>>,
 }
 
-/// Sends one `ping` after the other from its own thread, until dropped.
+/// Sends one `ping` after another from a thread of its own, until dropped.
 #[derive(Debug)]
 pub struct Pings(Arc<Mutex<Duration>>);
 
-/// Makes one call after the other, over one connection if the server has sockets.
+/// Makes one call after another, all over one connection if the server has sockets.
 struct Caller {
     client: Client,
     connection: Option<Stream>,
@@ -108,7 +108,7 @@ impl Pings {
         Ok(Self(worst))
     }
 
-    /// Returns the longest ping since the last query, or `Duration::MAX` if one failed.
+    /// Returns the slowest ping since the last query, or `Duration::MAX` if one failed.
     pub fn worst(&self) -> Duration {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -123,7 +123,7 @@ async fn keep_pinging(
     while let Some(worst) = longest.upgrade() {
         let started = Instant::now();
         let done = connection.exchange(&request, "\"result\"").await;
-        // A closed connection counts as a ping without an answer.
+        // If the connection has been closed, the ping counts as unanswered.
         let taken = if done.is_ok() {
             started.elapsed()
         } else {
@@ -150,7 +150,7 @@ impl Caller {
             Transport::Socket(address) => Some(Stream::connect(*address).await?),
             Transport::Direct(_) => None,
         };
-        // Ids are unique within a session.
+        // Keeps ids unique within a session.
         let next = number << 32;
         Ok(Self {
             client,
@@ -159,7 +159,7 @@ impl Caller {
         })
     }
 
-    /// Makes calls until `end`. Counts the calls that end outside `started..end`, and those that end within.
+    /// Makes calls until `end`. Counts the calls that end outside `started..end` and those that end within it.
     async fn run(mut self, started: Instant, end: Instant) -> Result<(Self, u32, u32)> {
         let (mut outside, mut between) = (0, 0);
         loop {

@@ -13,12 +13,12 @@ use tower::{ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use crate::{client::CALL, guard::GuardedBody, setup::Server, sockets::ledger::Ledger};
 
-/// Linux's upper limit for the accept queue of a listener.
+/// Linux's upper limit for a listener's accept queue.
 const BACKLOG: u32 = 4096;
 
-/// Serves on `addresses` addresses of this machine until the runtime ends. Returns the addresses.
+/// Serves on `addresses` of this machine's addresses until the runtime ends. Returns them.
 ///
-/// With several addresses, neither ports nor accept queues are exhausted.
+/// Using several addresses keeps ports and accept queues from being exhausted.
 pub fn serve(
     runtime: &Handle,
     addresses: u8,
@@ -31,7 +31,7 @@ pub fn serve(
         socket.bind((Ipv4Addr::new(127, 0, 0, last), 0).into())?;
         let listener = socket.listen(BACKLOG)?;
         let address = listener.local_addr()?;
-        // Otherwise the last chunk of an answer waits for an acknowledgement, which the kernel delays by 40 ms.
+        // Otherwise an answer's last chunk waits for an acknowledgement, which the kernel delays by 40 ms.
         let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
         let server = axum::serve(listener, app.clone());
         runtime.spawn(async move { server.await });
@@ -41,7 +41,7 @@ pub fn serve(
 }
 
 /// Records when hyper drops a response, before the inner set-up is notified.
-pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
+pub fn record_drops(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
     let ledger = ledger.clone();
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
         let (ledger, call) = (ledger.clone(), call_number(&request));
@@ -51,8 +51,8 @@ pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
             let Some(call) = call else {
                 return Ok(response);
             };
-            let witness = Witness(ledger, call);
-            let body = |body| Body::new(GuardedBody::new(body, witness, drop));
+            let recorder = DropRecorder(ledger, call);
+            let body = |body| Body::new(GuardedBody::new(body, recorder, drop));
             Ok::<Response<Body>, Infallible>(response.map(body))
         }
     }))
@@ -62,12 +62,12 @@ fn call_number<A>(request: &Request<A>) -> Option<usize> {
     request.headers().get(CALL)?.to_str().ok()?.parse().ok()
 }
 
-/// The witness of the response to one call.
-struct Witness(Ledger, usize);
+/// Records when the response to one call is dropped.
+struct DropRecorder(Ledger, usize);
 
-// === impl Witness ===
+// === impl DropRecorder ===
 
-impl Drop for Witness {
+impl Drop for DropRecorder {
     fn drop(&mut self) {
         self.0.stamp(&self.0.times_of(self.1).dropped);
     }

@@ -1,4 +1,4 @@
-//! A server and clients that call it without pause, on separate processors if possible.
+//! A server and clients that call it without pausing, on separate processors if possible.
 
 use std::{ops::Range, thread::available_parallelism};
 
@@ -8,22 +8,22 @@ use strum::{Display, EnumIter, EnumString};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    child::{Child, obey},
+    child::{Child, run_commands},
     machine, runtime,
     setup::{Mode, Setup},
     sockets::{ledger::Ledger, load::Load, serve::serve, tools::Tools},
 };
 
-/// The connection between clients and server.
+/// How clients reach the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Path {
-    /// The clients share the process and the threads of the server.
+    /// The clients share the server's process and threads.
     Inside,
     Sockets,
 }
 
-/// One of the compared sides.
+/// One of the sides being compared.
 pub struct Side {
     mode: Mode,
     threads: usize,
@@ -32,7 +32,7 @@ pub struct Side {
     server: Option<Child>,
 }
 
-/// The result of one run.
+/// What one run has measured.
 pub struct Run {
     /// Calls per second.
     pub rate: f64,
@@ -43,7 +43,7 @@ pub struct Run {
 // === impl Side ===
 
 impl Side {
-    /// Starts the side. The program must call [`play`] in its other roles.
+    /// Starts the side. In its other roles, the program must call [`play`].
     pub async fn start(path: Path, mode: Mode, setup: Setup, threads: usize) -> Result<Self> {
         let server = Child::start(&format!("{path} {setup} {mode} {threads}"))?;
         let (clients, mut server) = match path {
@@ -63,7 +63,7 @@ impl Side {
         })
     }
 
-    /// Keeps all sessions busy. A single session has one concurrent call for each thread.
+    /// Keeps all sessions busy. A single session gets one concurrent call per thread.
     pub async fn run(&mut self, sessions: usize, millis: u64) -> Result<Run> {
         let (address, mode, callers) = (&self.address, self.mode, sessions.max(self.threads));
         let command = format!("run {address} {mode} {sessions} {callers} {millis}");
@@ -75,7 +75,7 @@ impl Side {
         Ok(Run { rate, cost })
     }
 
-    /// Returns the processor time of the server in seconds. `NaN` if the clients share its process.
+    /// Returns the server's processor time in seconds. `NaN` if the clients share its process.
     async fn processor_time(&mut self) -> Result<f64> {
         match &mut self.server {
             Some(server) => Ok(server.ask("spent").await?.parse()?),
@@ -89,14 +89,14 @@ pub fn play(role: &str) -> Result<()> {
     let words = Vec::from_iter(role.split(' '));
     if let ["clients", threads] = words[..] {
         let (first, available) = (threads.parse()?, available_parallelism()?.get());
-        // If there are no other processors, the clients share those of the server.
+        // If there are no other processors, the clients share the server's.
         let clients = threads_in(if first < available {
             first..available
         } else {
             0..available
         })?;
         let mut load = Load::default();
-        return clients.block_on(obey(async |words| load.act(words).await));
+        return clients.block_on(run_commands(async |words| load.act(words).await));
     }
     let [path, setup, mode, threads] = words[..] else {
         bail!("no role {role:?}");
@@ -107,19 +107,19 @@ pub fn play(role: &str) -> Result<()> {
     if path.parse::<Path>()? == Path::Inside {
         let _inside = server.enter();
         let mut load = Load::inside(setup.serve(mode.config(), tools, layer));
-        return server.block_on(obey(async |words| load.act(words).await));
+        return server.block_on(run_commands(async |words| load.act(words).await));
     }
     let address = serve(server.handle(), 1, || tools.served(setup, mode, layer))?[0];
     let answer = async |words: &[&str]| match words {
         ["spent"] => Ok(machine::processor_time().to_string()),
         _ => Ok(address.to_string()),
     };
-    runtime()?.block_on(obey(answer))
+    runtime()?.block_on(run_commands(answer))
 }
 
-/// Creates a runtime with a thread for each of these processors, on those that exist.
+/// Creates a runtime with one thread per processor, on whichever of them exist.
 fn threads_in(processors: Range<usize>) -> Result<Runtime> {
-    machine::stay_in(processors.clone())?;
+    machine::pin_to_any_of(processors.clone())?;
     let mut builder = Builder::new_multi_thread();
     let builder = builder.worker_threads(processors.len()).enable_all();
     Ok(builder.build()?)

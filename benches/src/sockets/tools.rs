@@ -1,4 +1,4 @@
-//! The handler of the benches.
+//! The benches' handler.
 
 use std::time::Duration;
 
@@ -18,36 +18,36 @@ use crate::{
     sockets::ledger::{CallTimes, Ledger},
 };
 
-/// A handler whose tools work as long as the bench wants.
+/// A handler whose tools work for as long as the bench wants.
 ///
-/// `echo` answers at once. Every other tool works until it is released, its time is over, or it is cancelled, and records
-/// each event.
+/// `echo` answers at once. Every other tool works until it is released, its time is up, or it is cancelled, and records
+/// each of these events.
 #[derive(Debug, Clone)]
 pub struct Tools(pub Ledger);
 
-/// Arguments of a tool other than `echo`.
+/// Arguments for any tool but `echo`.
 #[derive(Debug, Deserialize)]
 struct Work {
     call: usize,
     #[serde(default)]
     group: usize,
-    /// Duration of the work in milliseconds, unlimited if absent.
+    /// How long to work, in milliseconds. Unlimited if absent.
     lasts: Option<u64>,
 }
 
-/// Records the end, also of a handler that is dropped.
+/// Records when the handler ends, even if it is dropped.
 struct Ending<'a>(&'a Ledger, &'a CallTimes);
 
 // === impl Tools ===
 
 impl Tools {
-    /// Serves this handler. Defined here so that it is compiled once for all benches.
+    /// Serves this handler. Defined here so that it is compiled only once for all benches.
     pub fn served(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Server<Body> {
         setup.serve(mode.config(), self, layer)
     }
 
-    /// Serves this handler in process, for a paused clock. Parts of rmcp that use the real clock are off: keep-alives
-    /// would never pause, and completed streams would stay.
+    /// Serves this handler in process, for a paused clock. The parts of rmcp that use the real clock are turned off: its
+    /// keep-alives would never pause, and completed streams would stay around.
     pub fn in_process(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Transport {
         let mut config = mode.config();
         config.0.sse_keep_alive = None;
@@ -77,16 +77,16 @@ impl Tools {
     }
 }
 
-/// Returns the text of the answer to a call, with the number of the call.
+/// Returns the text that answers a call, which includes the call's number.
 pub fn done(call: usize) -> String {
     format!("done {call}")
 }
 
-/// Waits for the token of this set-up.
+/// Waits for this set-up's token.
 async fn cancelled(context: &RequestContext<RoleServer>) {
     let parts = context.extensions.get::<http::request::Parts>();
     match parts.and_then(|parts| parts.extensions.get::<ClientDisconnected>()) {
-        // rmcp's own token also fires without sessions.
+        // Without sessions, rmcp's own token fires too.
         Some(ClientDisconnected(token)) => tokio::select! {
             () = token.cancelled() => {}
             () = context.ct.cancelled() => {}

@@ -1,4 +1,4 @@
-//! Runs a case and prints the number and the bytes of the allocations of each request.
+//! Runs a case and prints how many allocations, and how many bytes, each request takes.
 
 use benches::{case::Case, role, work::Work};
 

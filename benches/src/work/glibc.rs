@@ -1,4 +1,4 @@
-//! Runs with the default allocator of Rust programs.
+//! Runs with the allocator that Rust programs use by default.
 
 fn main() -> anyhow::Result<()> {
     benches::work::main()

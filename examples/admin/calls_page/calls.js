@@ -1,6 +1,6 @@
 "use strict";
 
-// Replaces the table every two seconds with that of a fresh copy of this page, in which the text is already escaped.
+// Replaces the table every two seconds with the one from a fresh copy of this page, in which the text is already escaped.
 async function refresh() {
     if (!document.hidden) {
         try {
@@ -19,7 +19,7 @@ async function refresh() {
 }
 
 function take(fresh) {
-    // A button that is removed between press and release receives no click.
+    // A button that is removed while it is being pressed never receives the click.
     if (document.querySelector("button:active")) {
         return;
     }
@@ -28,7 +28,7 @@ function take(fresh) {
     const before = places();
     document.title = fresh.title;
     document.querySelector("main").replaceWith(main);
-    // If every button has kept its position, all of them can be pressed at once.
+    // If no button has moved, all of them can be pressed right away.
     main.classList.toggle("still", places().startsWith(before));
     if (focused) {
         document.getElementById(focused)?.focus({ preventScroll: true });

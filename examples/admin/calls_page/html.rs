@@ -1,4 +1,4 @@
-//! The page. Text from clients is written only through [`Text`].
+//! The page. Text from clients is only ever written through [`Text`].
 
 use std::{
     fmt::{self, Write as _},
@@ -7,7 +7,7 @@ use std::{
 
 use super::row::{Row, State};
 
-/// Text, escaped for use in HTML between tags and in quoted attributes.
+/// Text that is escaped for use in HTML, between tags and in quoted attributes.
 struct Text<'a>(&'a str);
 
 /// A duration in milliseconds, displayed in a readable unit.

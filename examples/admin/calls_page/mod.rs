@@ -1,4 +1,4 @@
-//! The calls in flight as a page and as JSON, with a button to cancel each call. Copy this directory into your server:
+//! The calls in flight, as a page and as JSON, with a button to cancel each. Copy this directory into your server:
 //!
 //! ```ignore
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
@@ -7,13 +7,14 @@
 //! Any client that can reach these routes can cancel every call and see the names of all tools. Put your own
 //! authentication in front of them, or serve them only on a loopback address, wrapped in [`local_names_only`].
 //!
-//! 1. Only a POST changes anything, and only one from the page itself ([`SameOrigin`]).
+//! 1. Only a POST changes anything, and only if the page itself has sent it ([`SameOrigin`]).
 //! 2. The method, the tool and the ids are sent by clients, so they are truncated, escaped, and shown as text
 //!    ([`html`]).
-//! 3. The page loads only its own style and script, and nothing inline runs.
-//! 4. Session ids are secrets, so a keyed hash shows which calls and which log lines belong to the same session.
-//! 5. A page from another process cancels nothing, because its call numbers refer to different calls here. That is why
-//!    the page sends its process's mark. A script can send the mark, too: it is `process` in `/calls.json`.
+//! 3. The page only loads its own style and script, and runs nothing inline.
+//! 4. Session ids are secrets, so a keyed hash shows which calls and log lines belong to the same session.
+//! 5. A page from another process cannot cancel anything, because its call numbers refer to different calls in this
+//!    one. This is why the page sends its process's mark. Scripts can send the mark too: it is the `process` field in
+//!    `/calls.json`.
 //! 6. A button that has just moved under the pointer cannot be pressed. Otherwise a double click, or a row that moves,
 //!    would cancel a different call.
 
@@ -48,7 +49,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 pub(crate) struct Page {
     calls: Calls,
-    /// The key for the page's mark. It differs in each process.
+    /// The key for the page's mark, which is different in each process.
     key: Arc<RandomState>,
 }
 
@@ -66,7 +67,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark on the page that the button is on. A request from a script needs none.
+    /// The mark of the page that the button is on. A script's request needs none.
     page: Option<String>,
 }
 
@@ -106,7 +107,7 @@ async fn list(State(page): State<Page>) -> Json<Listing> {
     })
 }
 
-/// Redirects to the page, so that reloading it does not send the form again.
+/// Redirects to the page, so that reloading it does not submit the form again.
 async fn cancel(
     _: SameOrigin,
     State(page): State<Page>,
@@ -154,12 +155,12 @@ impl Page {
         format!("{:016x}", self.key.hash_one("the page"))
     }
 
-    /// Returns `true` if a mark belongs to this process, or is absent.
+    /// Returns `true` if the mark belongs to this process or is absent.
     pub(crate) fn is_of_this_process(&self, mark: Option<&str>) -> bool {
         mark.is_none_or(|mark| mark == self.mark())
     }
 
-    /// Cancels a call. Returns `false` if it has ended, or only its client may end it.
+    /// Cancels a call. Returns `false` if it has already ended, or if only its client may end it.
     pub(crate) fn cancel(&self, id: u64) -> bool {
         let id = id.to_string().parse();
         id.is_ok_and(|id| self.calls.cancel(id, CancelReason::Requested))

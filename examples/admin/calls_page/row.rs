@@ -1,4 +1,4 @@
-//! A call as it is shown on the page and sent as JSON.
+//! A call as shown on the page and sent as JSON.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters shown of a name. Clients can choose names of any length.
+/// How many characters of a name are shown at most. Clients can choose names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
 /// A call, with all times in milliseconds, and `null` for absent values.
@@ -28,11 +28,11 @@ pub(super) struct Row {
     pub(super) tool: Option<String>,
     pub(super) state: State,
     pub(super) age_ms: u64,
-    /// Time since the client disconnected.
+    /// How long ago the client disconnected.
     pub(super) detached_ms: Option<u64>,
-    /// Time left until the grace period ends.
+    /// How long until the grace period ends.
     pub(super) grace_left_ms: Option<u64>,
-    /// Time left until the call's deadline.
+    /// How long until the call's deadline.
     pub(super) time_left_ms: Option<u64>,
 }
 

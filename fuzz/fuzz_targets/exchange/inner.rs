@@ -1,4 +1,4 @@
-//! The inner service. It follows the plan of an exchange and receives the replayed cancels.
+//! The inner service, which follows an exchange's plan and receives replayed cancels.
 
 use std::{
     future::poll_fn,
@@ -23,7 +23,7 @@ pub struct Inner {
     pub ledger: Ledger,
 }
 
-/// Stored in the extensions of every request. A weak reference to it shows whether the extensions were dropped.
+/// Stored in every request's extensions. A weak reference to it shows whether those have been dropped.
 #[derive(Clone)]
 pub struct ExchangeSlot(pub Arc<SlotData>);
 

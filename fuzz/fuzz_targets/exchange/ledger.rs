@@ -1,4 +1,4 @@
-//! Records what was observed of all exchanges and checks the invariants that always hold.
+//! Records what is observed of all exchanges, and checks the invariants that always hold.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::script::Head;
 #[derive(Clone, Default)]
 pub struct Ledger(Arc<Mutex<Records>>);
 
-/// The place at which bytes were recorded.
+/// Where bytes were recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// From the client into the layer.
@@ -40,7 +40,7 @@ struct Records {
     slots: Vec<Seen>,
     calls: BTreeMap<CallId, Call>,
     injected: Vec<(String, String, Value)>,
-    /// The exchange that is currently polled or dropped.
+    /// The exchange that is being polled or dropped at the moment.
     current: Option<usize>,
 }
 
@@ -48,12 +48,12 @@ struct Records {
 #[derive(Default)]
 pub struct Names {
     pub path: String,
-    /// If there is one.
+    /// `None` if the request has no session.
     pub session: Option<String>,
     pub last_event_id: Option<String>,
 }
 
-/// The part of an exchange that the client holds.
+/// Which part of an exchange the client is holding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holds {
     #[default]
@@ -68,13 +68,13 @@ struct Seen {
     names: Names,
     is_post: bool,
     holds: Holds,
-    /// `true` if the inner service's body has more data.
+    /// Whether the inner service's body has more data.
     has_more: bool,
-    /// The call that this resume belongs to, if no other call is possible.
+    /// The call that this resume belongs to, if it can only be that one.
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
-    /// `true` if the token had fired when the inner service first reported an answer.
+    /// Whether the token had already fired when the inner service first reported an answer.
     fired_before_answer: Option<bool>,
     head: Option<Head>,
     passed: BTreeMap<Side, Vec<Bytes>>,
@@ -90,12 +90,13 @@ struct Call {
     session: Option<String>,
     request: RequestId,
     is_detached: bool,
-    /// The inner response was lost inside the layer. The client may still have to read the layer's error on the first stream.
+    /// Whether the inner response was lost inside the layer. The client may then still have to read the layer's error on the
+    /// first stream.
     is_lost_inside: bool,
     ended: Option<Outcome>,
 }
 
-/// The id of a call that was cancelled.
+/// The id of a call that has been cancelled.
 type Cancelled = Value;
 
 /// Frames that the layer may add to a response.
@@ -105,7 +106,7 @@ pub struct AddedFrames {
     pub heads: bool,
 }
 
-/// Prints a step if `TRACE` is set, for example to understand one input with `TRACE=1`.
+/// Prints a step if `TRACE` is set. `TRACE=1` helps to understand an input.
 pub fn trace(what: impl FnOnce() -> String) {
     static IS_TRACED: OnceLock<bool> = OnceLock::new();
     if *IS_TRACED.get_or_init(|| std::env::var_os("TRACE").is_some()) {
@@ -116,7 +117,7 @@ pub fn trace(what: impl FnOnce() -> String) {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Adds an exchange. Returns its number.
+    /// Adds an exchange and returns its number.
     pub fn add_slot(&self, names: Names, is_post: bool) -> usize {
         let mut records = self.records();
         records.slots.push(Seen {
@@ -127,7 +128,7 @@ impl Ledger {
         records.slots.len() - 1
     }
 
-    /// Sets the part that the client holds from now on.
+    /// Sets which part the client holds from now on.
     pub fn set_holds(&self, slot: usize, holds: Holds) {
         let mut records = self.records();
         records.slots[slot].holds = holds;
@@ -161,7 +162,7 @@ impl Ledger {
         self.records().slots[slot].head = Some(head);
     }
 
-    /// Records a frame at a place.
+    /// Records a frame, and where it was seen.
     pub fn record_frame(&self, slot: usize, side: Side, data: Bytes) {
         trace(|| format!("{slot} {side:?} {}", data.escape_ascii()));
         self.records().slots[slot]
@@ -177,7 +178,7 @@ impl Ledger {
         self.records().injected.push((path, session, id));
     }
 
-    /// Requests a child token, as a handler does, and registers a clean-up.
+    /// Requests a child token, as a handler would, and registers a clean-up.
     pub fn use_token(&self, slot: usize) {
         let token = match &self.records().slots[slot] {
             Seen {
@@ -218,7 +219,7 @@ impl Ledger {
         drop(tokens);
     }
 
-    /// With `stalls`, a client that holds a stream may be reported as disconnected.
+    /// With `stalls`, a client may be reported as disconnected even though it holds a stream.
     pub fn on_event(&self, event: &Event<'_>, stalls: bool) {
         trace(|| format!("{event:?}"));
         let mut records = self.records();
@@ -284,7 +285,8 @@ impl Ledger {
                 continue;
             };
             assert!(
-                // An answer that is not a stream ends its call with its body, unless the client disconnected earlier.
+                // An answer that is not a stream ends its call along with its body, unless the client has already
+                // disconnected.
                 head.is_stream()
                     || slot.holds == Holds::Body
                     || call.is_detached
@@ -344,8 +346,7 @@ impl Records {
         record
     }
 
-    /// Returns `true` if the client holds no stream of the call. The stream that is currently polled or dropped does
-    /// not count.
+    /// Returns `true` if the client holds no stream of the call. The stream that is being polled or dropped does not count.
     fn has_no_stream(&self, call: &CallInfo) -> bool {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut slots = self.slots.iter().enumerate();
@@ -356,7 +357,7 @@ impl Records {
         })
     }
 
-    /// Returns the call of an accepted resume.
+    /// Returns the call that an accepted resume belongs to.
     ///
     /// Returns `None` if its event id may be from another stream.
     fn call_of_resume(&self, number: usize) -> Option<CallId> {
@@ -373,7 +374,7 @@ impl Records {
             !other.is_post && resumed.map(stream_of) == Some(stream)
         };
         let (post, posted) = sent_event_of.clone().find(|(_, other)| other.is_post)?;
-        // An event id of a foreign server identifies only the stream on which it was observed.
+        // A foreign server's event ids identify nothing but the stream they were seen on.
         posted.event_ids().iter().find(|id| *id == event_id)?;
         if !sent_event_of.all(|(number, other)| number == post || is_resume(other)) {
             return None;
@@ -384,9 +385,9 @@ impl Records {
         is_in_flight.then_some(*id)
     }
 
-    /// Checks that cancels are injected only for calls that were cancelled here.
+    /// Checks that cancels are only injected for calls that were cancelled by this layer.
     ///
-    /// Each is injected once, under the id of its call.
+    /// Each is injected once, under its call's id.
     fn check_injections(&self) {
         for injected in &self.injected {
             let (path, session, id) = injected;
@@ -427,7 +428,7 @@ fn stream_of(event_id: &str) -> &str {
 // === impl Seen ===
 
 impl Seen {
-    /// Returns `true` if the client waits for more than the end of the stream.
+    /// Returns `true` if the client is waiting for more than the end of the stream.
     fn is_open(&self) -> bool {
         match (self.holds, &self.head) {
             (Holds::Nothing, _) => false,
@@ -436,12 +437,12 @@ impl Seen {
         }
     }
 
-    /// Returns `true` if an event of this stream was sent to the client.
+    /// Returns `true` if the client has been sent an event of this stream.
     fn sent_event_of(&self, stream: &str) -> bool {
         self.event_ids().iter().any(|id| stream_of(id) == stream)
     }
 
-    /// Returns the ids of the events that were sent to the client.
+    /// Returns the ids of the events that the client has been sent.
     fn event_ids(&self) -> Vec<String> {
         if !self.head.as_ref().is_some_and(Head::is_readable_stream) {
             return Vec::new();
@@ -449,7 +450,7 @@ impl Seen {
         let passed = self.passed.get(&Side::ResponseOut);
         let frames = passed.map(Vec::as_slice).unwrap_or_default().concat();
         let text = String::from_utf8_lossy(&frames).replace("\r\n", "\n");
-        // The rest is an incomplete event.
+        // What is left over is an incomplete event.
         let (whole, _) = text.rsplit_once("\n\n").unwrap_or_default();
         let ids = whole.lines().filter_map(|line| line.strip_prefix("id: "));
         ids.map(str::to_owned).collect()
@@ -494,7 +495,7 @@ impl Seen {
                 .map(Vec::as_slice)
                 .unwrap_or_default()
         };
-        // Both sides are equal even if the inner service gives up before the end of the body.
+        // Both sides are equal even if the inner service gives up before the body has ended.
         assert_eq!(
             side(Side::RequestIn),
             side(Side::RequestOut),
@@ -508,7 +509,7 @@ impl Seen {
         let passed: Vec<&Bytes> = outer.iter().filter(|frame| !is_added(frame)).collect();
         let before: Vec<&Bytes> = inner.iter().collect();
         if !self.is_post {
-            // The resumed call was cancelled before the resume or during it. The client receives that error once.
+            // The resumed call was cancelled before or during the resume, so the client receives that error, once.
             let is_error = |frame: &&&Bytes| {
                 let text = frame.escape_ascii().to_string();
                 text.contains("-32800") || text.contains("-32001")
@@ -516,7 +517,7 @@ impl Seen {
             let (errors, passed): (Vec<&Bytes>, Vec<&Bytes>) = passed.iter().partition(is_error);
             let passed: Vec<u8> = passed.into_iter().flatten().copied().collect();
             let before: Vec<u8> = before.into_iter().flatten().copied().collect();
-            // The stream of a cancelled call is held back until it contains the answer.
+            // A cancelled call's stream is held back until it contains the answer.
             let is_held = passed.is_empty() && !cancelled.is_empty();
             assert!(is_held || passed == before, "the resumed body");
             for error in &errors {
@@ -536,7 +537,7 @@ impl Seen {
         assert_eq!(passed, before, "the response body");
     }
 
-    /// Returns the ids whose answers were sent to the client.
+    /// Returns the ids whose answers the client has been sent.
     fn answered(&self) -> Vec<RequestId> {
         let outer = self
             .passed

@@ -1,5 +1,5 @@
-//! Whole exchanges through the layer, several at once. The fuzzer decides the inner service's actions, and the order of
-//! polls, drops, resumes, cancels and clock steps. The invariants are in [`ledger`].
+//! Whole exchanges through the layer, several at once. The fuzzer decides what the inner service does, and in which
+//! order polls, drops, resumes, cancels and clock steps happen. The invariants are in [`ledger`].
 
 #![no_main]
 
@@ -37,13 +37,13 @@ const MAX_EXCHANGES: usize = 8;
 
 const MAX_OPS: u32 = 80;
 
-/// Longer than a call can be detached.
+/// Longer than a call can stay detached.
 const HOUR: Duration = Duration::from_secs(3_601);
 const RECHECK_DELAY: Duration = Duration::from_millis(101);
 
 struct World {
     layer: CancelOnDisconnectLayer,
-    /// Two, because a router creates one for each path or for each method.
+    /// Two of them, because a router creates one per path or per method.
     services: [CancelOnDisconnect<Inner>; 2],
     ledger: Ledger,
     added: AddedFrames,
@@ -51,7 +51,7 @@ struct World {
     slots: Vec<Weak<SlotData>>,
 }
 
-/// The part of an exchange that the client holds.
+/// Which part of an exchange the client is holding.
 enum Open {
     Future(
         Pin<
@@ -221,7 +221,7 @@ impl World {
         self.open.push((slot, Open::Future(future)));
     }
 
-    /// Polls once, as a server does. Drops the exchange if it panics, fails or ends.
+    /// Polls once, as a server would. Drops the exchange if it panics, fails or ends.
     fn poll(&mut self, at: usize) {
         let Some((slot, mut open)) = (at < self.open.len()).then(|| self.open.remove(at)) else {
             return;
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// Disconnects all clients and advances the clock. Nothing may remain.
+    /// Disconnects all clients and advances the clock, after which nothing may remain.
     async fn end(mut self) {
         for (slot, open) in std::mem::take(&mut self.open) {
             self.ledger.set_holds(slot, Holds::Nothing);
@@ -279,7 +279,7 @@ impl World {
         self.ledger.check(self.added);
         let calls = self.layer.calls();
         for _ in 0..4 {
-            // A deadline that runs late is checked again a moment later.
+            // A deadline that is handled late is checked again a moment later.
             for time in [HOUR, RECHECK_DELAY] {
                 advance(time).await;
                 settle().await;
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// The path and the ids in a request. An id counts only if its header occurs once.
+/// The path and the ids in a request. An id only counts if its header occurs exactly once.
 fn names_of<B>(request: &Request<B>) -> Names {
     let single = |name: &str| {
         let mut values = request.headers().get_all(name).iter();

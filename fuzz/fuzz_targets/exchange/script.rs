@@ -1,4 +1,4 @@
-//! The script of a run: the requests and answers, from the fuzzer's choices.
+//! A run's script: the requests and answers that the fuzzer has chosen.
 
 use std::{
     collections::VecDeque,
@@ -23,16 +23,16 @@ const SESSIONS: [&str; 2] = ["s", "t"];
 pub struct Plan {
     pub request: Request<Scripted>,
     pub answer: Answer,
-    /// `true` if the request may be a call that the layer observes by its events.
+    /// Whether the request may be a call that the layer observes by its events.
     pub is_post: bool,
 }
 
-/// The inner service's behaviour for a request.
+/// How the inner service treats a request.
 #[derive(Clone)]
 pub struct Answer {
-    /// Number of frames of the request body that it reads.
+    /// How many frames of the request body it reads.
     pub reads: usize,
-    /// Number of polls that it waits afterwards.
+    /// How many polls it waits for afterwards.
     pub waits: u8,
     pub end: End,
 }
@@ -65,13 +65,13 @@ pub enum Step {
     Panic,
 }
 
-/// The value of a body's `size_hint` and `is_end_stream`.
+/// What a body's `size_hint` and `is_end_stream` return.
 #[derive(Clone, Copy, PartialEq)]
 pub enum EndHint {
     Nothing,
     /// The exact length.
     Length,
-    /// `is_end_stream` after the last frame.
+    /// `is_end_stream` once the last frame has been read.
     End,
 }
 
@@ -184,7 +184,7 @@ impl Head {
         }
     }
 
-    /// Returns `true` if the layer reads its body for events.
+    /// Returns `true` if the layer reads the answer's body for events.
     pub fn is_readable_stream(&self) -> bool {
         self.status == 200 && self.media_type == Some("text/event-stream") && !self.encoded
     }
@@ -252,7 +252,7 @@ fn message(choices: &mut Choices<'_>) -> String {
     }
 }
 
-/// Splits a text into frames with pauses.
+/// Splits a text into frames with pauses in between.
 fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Step> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut steps = Vec::new();

@@ -27,12 +27,12 @@ if (process.execve) {
   process.execve(binary, [binary, ...args], process.env);
 }
 
-// Handled before the program starts, so that no signal ends this process alone and leaves the program behind.
+// Installed before the program starts, so that no signal can end just this process and leave the program behind.
 let child;
 for (const signal of ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]) {
   process.on(signal, () => child.kill(signal));
 }
-// The program is in the group of this process. Ctrl-C in a terminal reaches both, and the program ignores the forwarded signal
+// The program is in this process's group, so Ctrl-C in a terminal reaches both, and the program ignores the forwarded signal
 // as a repetition.
 child = spawn(binary, args, { stdio: "inherit" });
 child.on("error", (error) => {

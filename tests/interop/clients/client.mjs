@@ -1,8 +1,8 @@
-// The TypeScript SDK, 1.x or 2.x, as the client of several concurrent cells.
+// The TypeScript SDK, 1.x or 2.x, as the client in several concurrent cells.
 //
 //     node client.mjs sdk|client [2026]
 //
-// The first argument is the npm package of @modelcontextprotocol; `2026` enables the version negotiation of SDK 2.x,
+// The first argument is the npm package from @modelcontextprotocol; `2026` enables SDK 2.x's version negotiation,
 // which is disabled by default. Orders are lines of JSON on stdin: {"open": cell, "url", "arguments", "timeout"}
 // connects and calls the tool, {"cancel": cell} cancels its call, {"delete": cell} deletes its session, and {"close":
 // cell} closes it. Events are written to stdout.
@@ -18,7 +18,7 @@ const { Client, StreamableHTTPClientTransport } =
           }
         : await import('@modelcontextprotocol/client');
 
-// For each cell: the client, its transport, and the controller that cancels its call.
+// Per cell: the client, its transport, and the controller that cancels its call.
 const opened = new Map();
 
 function emit(event, more) {
@@ -52,7 +52,7 @@ async function close({ close: cell }) {
     emit('closed', { cell });
 }
 
-// An unhandled rejection of one cell must not end the others.
+// An unhandled rejection in one cell must not end the others.
 process.on('unhandledRejection', error => process.stderr.write(`unhandled: ${error}\n`));
 
 emit('ready', {});

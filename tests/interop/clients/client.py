@@ -1,4 +1,4 @@
-"""The Python SDK, 1.x or 2.x, as the client of several concurrent cells.
+"""The Python SDK, 1.x or 2.x, as the client in several concurrent cells.
 
     python client.py [legacy]
 
@@ -26,10 +26,10 @@ else:
     from mcp import Client
 
 LEGACY = "legacy" in sys.argv[1:]
-# SDK 1.x numbers its requests, and `initialize` was 0.
+# SDK 1.x numbers its requests, and `initialize` was number 0.
 CALL = 1
 
-# The connected clients by cell.
+# The connected clients, by cell.
 clients = {}
 
 
@@ -69,7 +69,7 @@ async def serve(order):
             answered = True
             await asyncio.Event().wait()
     except BaseException as error:
-        # The connection has failed, and with it the task that waited for the answer.
+        # The connection has failed, and with it the task that was waiting for the answer.
         print(f"{cell}: {error!r}", file=sys.stderr)
         if not answered:
             emit("outcome", cell=cell, error=repr(error))
@@ -77,7 +77,7 @@ async def serve(order):
 
 
 async def cancel(cell):
-    """SDK 1.x has no method for a cancel."""
+    """SDK 1.x has no method that sends a cancel."""
     params = types.CancelledNotificationParams(requestId=CALL)
     await clients[cell].send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
 
@@ -96,7 +96,7 @@ async def main():
             # If the connection has failed, this waits for a new one.
             cancels.append(asyncio.create_task(cancel(order["cancel"])))
         elif (cell := order.get("close") or order["delete"]) in cells:
-            # As Ctrl-C does to a program that waits for its call.
+            # Does what Ctrl-C does to a program that is waiting for its call.
             cells[cell].cancel()
     os._exit(0)
 

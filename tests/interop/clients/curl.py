@@ -1,8 +1,8 @@
-"""curl, as used in a shell script, as the client of several concurrent cells.
+"""curl, as a shell script would use it, as the client in several concurrent cells.
 
 It opens a session, listens on the standalone stream, and calls the tool. When the connection breaks, it waits for the
-server's reconnect delay and resumes with Last-Event-ID, until it has the answer or its time is over. Orders are lines
-of JSON on stdin: {"open": cell, "url", "arguments", "timeout"} and {"close": cell}. Events are written to stdout.
+server's reconnect delay and resumes with Last-Event-ID, until it has the answer or its time is up. Orders are lines of
+JSON on stdin: {"open": cell, "url", "arguments", "timeout"} and {"close": cell}. Events are written to stdout.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ class Caller:
         """Opens a session and its standalone stream."""
         hello = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": {"name": "curl", "version": "0"}}
         curl = await self.start("-D-", *self.post("initialize", hello, id=0))
-        said, _ = await curl.communicate()
-        fields = dict(line.split(": ", 1) for line in said.decode().split("\r\n")[1:] if ": " in line)
+        output, _ = await curl.communicate()
+        fields = dict(line.split(": ", 1) for line in output.decode().split("\r\n")[1:] if ": " in line)
         self.headers += [f"mcp-session-id: {fields['mcp-session-id']}", f"mcp-protocol-version: {REVISION}"]
         curl = await self.start(*self.post("notifications/initialized"))
         await curl.communicate()
         await self.start()
 
     async def call(self, arguments):
-        """Returns the answer to a call of the tool. Resumes without limit until it arrives."""
+        """Calls the tool and returns the answer, resuming as often as it takes."""
         work = {"name": "work", "arguments": arguments, "_meta": {"progressToken": 1}}
         ask = self.post("tools/call", work, id=1)
         while True:
@@ -51,7 +51,7 @@ class Caller:
             ask = ["-H", f"last-event-id: {self.last_event_id}"]
 
     async def read(self, curl):
-        """Returns the answer, or `None` if the stream ends without it."""
+        """Returns the answer, or `None` if the stream ends without one."""
         while line := await curl.stdout.readline():
             field, _, value = line.decode().rstrip("\n").partition(": ")
             if field == "id":

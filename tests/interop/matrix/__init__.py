@@ -1,1 +1,1 @@
-"""The parts of `run` and `sticky`."""
+"""What `run` and `sticky` share."""

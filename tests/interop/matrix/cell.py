@@ -1,4 +1,4 @@
-"""One cell of the matrix: a client, its proxy, a call on a server, and the result."""
+"""One cell of the matrix: a client, its proxy, a call to a server, and the result."""
 
 import asyncio
 import sys
@@ -7,31 +7,30 @@ from dataclasses import dataclass, field
 
 from .call import TIMEOUT, Call
 
-# Time for which a client is observed after its call has ended. It is longer than any reconnect delay.
+# How long a client is observed after its call has ended. Longer than any reconnect delay.
 WATCHED = 4.0
-# Pause between the starts of two cells.
+# How long to wait between starting two cells.
 PACE = 0.06
-# Maximum number of cells that have not reached their call. On a slow machine later cells wait, so that running ones
-# stay in time.
+# How many cells may be on their way to their call. On a slow machine later cells wait, so that running ones stay in time.
 OPENING = 16
 
 
 @dataclass
 class Report:
-    """The result to be judged and printed. Times are in seconds."""
+    """The result, to be judged and printed. Times are in seconds."""
 
-    # "result", "cancelled", "lost" (the handler finished and its client was connected) or "ran on".
+    # "result", "cancelled", "lost" (the handler finished while its client was connected) or "ran on".
     what: str
-    # From the last cut (or the start) to the result or the cancel. Without either, to the client's error or the end.
+    # From the last cut (or the start) to the result or the cancel, or else to the client's error or the end.
     after: float
     # The error that the client got.
     error: str | None
-    # The reason of the handler's token, if it fired and has one.
+    # Why the handler's token fired, if it did and has a reason.
     reason: str | None
-    # The number of requests that reached the server, and of the connections that the proxy refused.
+    # How many requests reached the server, and how many connections the proxy refused.
     requests: int
     refused: int
-    # The number of these requests that resumed the call after it had ended for the client.
+    # How many of these requests resumed the call after it had ended for the client.
     polls: int
     # Deviations from the scenario.
     notes: list = field(default_factory=list)
@@ -39,7 +38,7 @@ class Report:
 
 class Cell(Call):
     def __init__(self, client, scenario, tier, more=""):
-        """`more` distinguishes it from similar cells."""
+        """`more` distinguishes the cell from similar ones."""
         super().__init__(client, "/".join(filter(None, (client.key, scenario.key, tier, more))))
         self.scenario = scenario
         self.tier = tier
@@ -65,7 +64,7 @@ class Cell(Call):
             if ran_on:
                 self.finish()
             has_disconnected = self.has_disconnected or self.proxy.refusing
-            await self.until(lambda: self.over() and (has_disconnected or self.find_event("outcome")), TIMEOUT, "no end")
+            await self.until(lambda: self.over() and (has_disconnected or self.find_event("outcome")), TIMEOUT, "the cell did not end")
             ended_at = time.time()
             # A client that the scenario has removed cannot poll.
             await asyncio.sleep(0 if has_disconnected else WATCHED)
@@ -83,7 +82,7 @@ class Cell(Call):
             if result != self.name.ljust(self.scenario.answer, "."):
                 self.notes.append(f"a wrong result of {len(result)} bytes: {result[:80]}")
             if cancelled:
-                self.notes.append("cancelled, and yet there is a result")
+                self.notes.append("cancelled, but there is a result anyway")
             # Some clients handle several notifications concurrently.
             if sorted(outcome["progress"]) != self.scenario.progress:
                 self.notes.append(f"the client saw the progress {outcome['progress']}")
@@ -107,7 +106,7 @@ class Cell(Call):
 
 
 async def paced(run, cells):
-    """Runs all cells, the longest first, and returns their reports. The report of a cell that raises is `None`."""
+    """Runs all cells, the longest first, and returns their reports. A cell that raises has the report `None`."""
     reports = {}
     opening = asyncio.Semaphore(OPENING)
 

@@ -1,4 +1,4 @@
-"""The programs at both ends of the calls. Each serves many cells."""
+"""The programs at both ends of the calls, each of which serves many cells."""
 
 from .process import Program
 
@@ -6,7 +6,7 @@ AUTO_GRACE = 20.0
 
 
 class Server:
-    """The server of all cells with the same tier and set-up."""
+    """The server for all cells with the same tier and set-up."""
 
     def __init__(self, binary, tier, setup, cells, logs, environment):
         self.cells = {cell.name: cell for cell in cells}
@@ -39,7 +39,7 @@ class Server:
 
 
 class ClientProgram(Program):
-    """The process of a client, for all its cells or for one."""
+    """A client's process, for all its cells or for just one."""
 
     def __init__(self, client, cells, log, environment):
         self._cells = {cell.name: cell for cell in cells}

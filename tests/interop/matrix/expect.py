@@ -1,36 +1,36 @@
-"""The expectation of every cell. Bare rmcp's losses are expected as well, and prove that the cuts are real."""
+"""What is expected of every cell. Bare rmcp's losses are expected too, and prove that the cuts are real."""
 
 from dataclasses import dataclass
 
 from .call import TOLERANCE
 
-# Maximum number of requests in one cell. After every cut a client opens its streams again, and some try several times.
+# How many requests a cell may make. After every cut a client reopens its streams, and some try several times.
 REQUESTS = 14
 
 RESUMES_IN_TIME = {"no-cut", "one-cut", "two-cuts", "progress", "get-cut", "one-cut-defaults"}
 NEVER_RESUMES = {"killed", "refused", "refused-defaults"}
 LATE = {"late-answer", "late-and-cut", "on-its-way"}
 
-# Resume from the last event id of the resumed stream, and not at all if it has none.
+# These resume from the resumed stream's last event id, and not at all if it has none.
 TYPESCRIPT = {"ts1", "ts2"}
-# Both give up after two failed resumes.
+# Both of these give up after two failed resumes.
 PYTHON = {"py1", "py2-legacy"}
-# End their session when they are closed, and so their calls. Python 2.x also cancels the calls, which races with that.
+# When closed, these end their session and thereby their calls. Python 2.x also cancels the calls, which races with that.
 DELETES = {"py1", "py2-legacy", "rmcp"}
-# Time for which rmcp lets the handlers of a deleted session run on.
+# How long rmcp lets a deleted session's handlers run on.
 DRAIN = 5.0
-# The reason of a call that its client cancelled.
+# The reason given for a call that its client has cancelled.
 BY_ITS_CLIENT = "requested by the client"
 
 
 @dataclass
 class Expectation:
     what: str
-    # For a cancel: the time after the disconnect, and the reason of its token.
+    # For a cancel: how long after the disconnect, and for which reasons.
     earliest: float = 0.0
     latest: float = TOLERANCE
     reasons: tuple = ()
-    # Number of resumes that are allowed after the end.
+    # How many resumes are allowed after the end.
     polls: int = 0
 
 
@@ -52,15 +52,15 @@ def at_once(*reasons):
 
 def orphan(cell):
     grace = cell.server.grace
-    # The clocks of three processes are compared.
+    # This compares the clocks of three processes.
     return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not resume within the grace",))
 
 
 def expected(cell):
-    """Returns the expected result of the call."""
+    """Returns what the call is expected to result in."""
     client, scenario, bare = cell.client.key, cell.scenario.key, cell.tier == "bare"
     if not cell.client.sessions:
-        # 2026-07-28: the end of the stream is the cancel, and an answer is sent only once.
+        # 2026-07-28: the end of the stream is the cancel, and an answer is only sent once.
         return {"no-cut": result, "on-its-way": lost}.get(scenario, at_once)()
     if scenario in RESUMES_IN_TIME:
         return result()
@@ -82,7 +82,7 @@ def expected(cell):
 
 
 def failures(cell, report, expectation):
-    """The violated expectations."""
+    """Yields the expectations that were violated."""
     yield from report.notes
     if report.what != expectation.what:
         yield f"{report.what} instead of {expectation.what}"
@@ -92,16 +92,16 @@ def failures(cell, report, expectation):
             yield f"cancelled after {report.after:.2f} s, not {expectation.earliest} to {expectation.latest} s"
         if expectation.reasons and not any(reason in (report.reason or "") for reason in expectation.reasons):
             yield f"the reason is {report.reason!r}"
-    # A client repeatedly resumes for a lost answer, with the layer alone as without it.
+    # With the layer alone, as without it, a client keeps resuming for a lost answer.
     if cell.tier == "wrapped" or report.what != "lost":
         if report.requests > REQUESTS:
             yield f"{report.requests} requests reached the server"
         if report.polls > expectation.polls:
-            yield f"it asked {report.polls} times more after the call had ended"
+            yield f"it resumed {report.polls} more times after the call had ended"
 
 
 def server_failures(server, reports):
-    """The violated expectations of a whole server, whose cells have these reports."""
+    """Yields the violated expectations of a whole server whose cells have these reports."""
     counts = server.counts
     if counts["in flight"]:
         yield f"{counts['in flight']} calls are still in flight"

@@ -1,4 +1,4 @@
-"""Installs clients and server in pinned versions into one folder, concurrently."""
+"""Installs pinned versions of the clients and the server into one folder, concurrently."""
 
 import asyncio
 import fcntl
@@ -21,12 +21,12 @@ class Client:
     key: str
     title: str
     command: list
-    # Uses a revision with sessions, so it can resume.
+    # Whether it uses a revision with sessions, so that it can resume.
     sessions: bool = True
 
 
 async def install(cache):
-    """Installs everything. Returns the clients, and the program of the server."""
+    """Installs everything. Returns the clients and the server's program."""
     demand("cargo", "curl")
     with_sessions, binaries = await asyncio.gather(install_sdks(cache, [*NPM, *PIP]), cargo_build())
     clients = [
@@ -41,7 +41,7 @@ async def install(cache):
 
 
 async def install_sdks(cache, keys):
-    """Installs the SDKs of these packages, as clients with sessions."""
+    """Installs the SDKs in these packages, as clients with sessions."""
     demand("node", "npm")
     npm = [npm_install(cache / key, NPM[key]) for key in keys if key in NPM]
     pip = [pip_install(cache / key, PIP[key]) for key in keys if key in PIP]
@@ -64,7 +64,7 @@ def python(cache, key, *args):
 
 
 def demand(*programs):
-    """Ends this program if any of these is not installed."""
+    """Exits if any of these programs is not installed."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         raise SystemExit(f"not found: {', '.join(missing)}")
 
@@ -76,7 +76,8 @@ def version(package):
 async def npm_install(folder, packages):
     folder.mkdir(parents=True, exist_ok=True)
     async with installing(folder, packages) as wanted:
-        # Modules are resolved from the folder of the script. It is replaced, because another process may be loading it.
+        # Modules are resolved from the script's folder. The script is replaced in one go, because another process may
+        # be loading it.
         script = folder / "client.mjs"
         shutil.copy(HERE / "clients" / "client.mjs", script.with_suffix(".new"))
         script.with_suffix(".new").replace(script)
@@ -101,7 +102,7 @@ async def cargo_build():
 
 
 async def command(*words, cwd=None):
-    """Runs a command. Ends this program with its output if it fails."""
+    """Runs a command. If it fails, exits with its output."""
     process = await asyncio.create_subprocess_exec(
         *map(str, words), cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -112,8 +113,8 @@ async def command(*words, cwd=None):
 
 @asynccontextmanager
 async def installing(folder, packages):
-    """Yields whether to install the packages into the folder, and records them there afterwards. Processes
-    that share the folder wait for the one that installs."""
+    """Yields whether to install the packages into the folder, and records them there afterwards. Processes that share
+    the folder wait for the one that is installing."""
     marker = folder / ".installed"
     with open(folder / ".lock", "w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)

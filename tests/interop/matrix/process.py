@@ -6,10 +6,10 @@ import os
 import signal
 from contextlib import suppress
 
-# The answer of a cell is one line.
+# A cell's answer is one line.
 LINE = 1 << 24
 TIMEOUT = 30
-# Without variables of proxies, because all traffic is on 127.0.0.1.
+# Without proxy variables, because all traffic is on 127.0.0.1.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
 
 
@@ -33,7 +33,7 @@ class Program:
                 stderr=log,
                 env=self._environment,
                 limit=LINE,
-                # So that its children can be ended with it.
+                # This lets its children be killed along with it.
                 start_new_session=True,
             )
         line = await asyncio.wait_for(self._process.stdout.readline(), TIMEOUT)
@@ -48,7 +48,7 @@ class Program:
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     async def end(self):
-        """Closes stdin, and waits for the end of the process. Kills a process that does not end in time."""
+        """Closes stdin and waits for the process to exit. Kills it if it does not exit in time."""
         if not self.runs:
             return
         self._process.stdin.close()
@@ -68,9 +68,9 @@ class Program:
         return self._process is not None and self._process.returncode is None
 
     def kill(self):
-        """Kills the process and its children, unless it has ended."""
+        """Kills the process and its children, unless it has already exited."""
         if self.runs:
-            # It may have ended before asyncio noticed.
+            # It may have exited without asyncio having noticed yet.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

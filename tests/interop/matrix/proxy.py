@@ -1,4 +1,4 @@
-"""A TCP proxy between one cell's client and the server. It cuts connections on demand."""
+"""A TCP proxy between one cell's client and the server, which cuts connections on demand."""
 
 import asyncio
 import socket
@@ -7,13 +7,13 @@ import time
 
 from .wire import Exchange, Requests
 
-# Close with a reset instead of a FIN.
+# Makes closing send a reset instead of a FIN.
 RESET = struct.pack("ii", 1, 0)
 CHUNK = 1 << 16
 
 
 class Link:
-    """A connection of the client, and the one to the server."""
+    """A connection from the client, and the one to the server."""
 
     def __init__(self, client, server):
         self.writers = (client, server)
@@ -34,11 +34,11 @@ class Proxy:
         self.exchanges = []
         self.refused = 0
         self.refusing = False
-        # Number of bytes of a response to the call, or to a resume of it, after which everything is cut, once.
+        # After how many bytes of a response to the call, or to a resume of it, everything is cut, once.
         self.limit = None
-        # The time of the last cut.
+        # When the last cut was made.
         self.cut_at = None
-        # The next request or close by the client counts as a cut.
+        # Whether the client's next request or close counts as a cut.
         self.leaving = False
         self._port = port
         self._changed = changed
@@ -52,12 +52,12 @@ class Proxy:
         return f"http://127.0.0.1:{port}/mcp"
 
     def stop(self):
-        """Accepts no more connections, and cuts all."""
+        """Stops accepting connections, and cuts all of them."""
         self._server.close()
         self.cut()
 
     def of_call(self):
-        """The POST of the call, then the GETs that resumed it."""
+        """Returns the call's POST, then the GETs that resumed it."""
         event_ids = set()
         found = []
         for exchange in self.exchanges:
@@ -66,13 +66,13 @@ class Proxy:
                 event_ids |= exchange.event_ids
         return found
 
-    def listening(self):
-        """The GETs that do not resume the call: those for the standalone stream."""
+    def standalone_gets(self):
+        """Returns the GETs that do not resume the call, which are for the standalone stream."""
         of_call = self.of_call()
         return [exchange for exchange in self.exchanges if exchange.method == "GET" and exchange not in of_call]
 
     def cut(self, exchanges=None, reset=False):
-        """Cuts the connections of these exchanges, or all connections."""
+        """Cuts these exchanges' connections, or all connections."""
         links = self._links if exchanges is None else {exchange.link for exchange in exchanges} & self._links
         for link in list(links):
             link.close(reset)
@@ -80,7 +80,8 @@ class Proxy:
             self.cut_at = time.time()
 
     async def _serve(self, reader, writer):
-        """Resets the connection while `refusing`. Otherwise passes bytes until either side closes, then closes both."""
+        """Resets the connection while `refusing`. Otherwise passes bytes on until either side closes, then closes
+        both."""
         if self.refusing:
             self.refused += 1
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -126,7 +127,7 @@ class Proxy:
             if self.limit is not None and exchange.received > self.limit and exchange in self.of_call():
                 writer.write(data[: self.limit - exchange.received])
                 self.limit = None
-                # The written bytes must reach the client before the close.
+                # The written bytes must reach the client before the connection is closed.
                 await asyncio.sleep(0.1)
                 self.cut()
                 return

@@ -1,10 +1,10 @@
-"""The actions on the connections of a call, for each row of the matrix."""
+"""What is done to a call's connections, for each row of the matrix."""
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Awaitable, Callable
 
-# The set-up of a server: the reconnect delay and the grace of a session call, both in milliseconds, and whether it has an event store.
+# A server's set-up: the reconnect delay and a session call's grace, both in milliseconds, and whether it has an event store.
 QUICK = {"retry": 300, "grace": 6000, "store": False}
 DEFAULTS = {"retry": 3000, "grace": None, "store": False}
 STRICT = {"retry": 2500, "grace": 1000, "store": False}
@@ -19,13 +19,13 @@ class Scenario:
     server: dict
     # Length of the answer in bytes.
     answer: int = 200
-    # Time in seconds after which the client gives up.
+    # After how many seconds the client gives up.
     timeout: float = 10.0
     # Whether the scenario makes sense without a session, where nothing can be resumed.
     stateless: bool = False
-    # Whether the client is a separate process, to be killed.
+    # Whether the client gets a process of its own, which is then killed.
     killed: bool = False
-    # The progress that the client must receive with its result.
+    # The progress that the client must receive along with its result.
     progress: list = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ async def three(cell):
     await cell.back(2)
     cell.cut()
     await cell.back(3)
-    # The Python SDK resumes twice at most. Then its call is an orphan.
+    # The Python SDK resumes twice at most, after which its call is an orphan.
     if len(cell.proxy.of_call()) > 3:
         cell.finish()
 
@@ -67,7 +67,7 @@ async def polled(cell):
     """The server ends each resumed stream, so the client has to resume again."""
     await cell.streaming()
     cell.cut()
-    # Some clients resume once only.
+    # Some clients only resume once.
     await cell.until(lambda: len(cell.proxy.of_call()) > 3, 2.5)
     cell.finish()
 
@@ -101,7 +101,7 @@ async def late(cell):
 
 async def late_and_cut(cell):
     await late(cell)
-    # Limits what the client receives after its resume.
+    # Limits what the client receives after it has resumed.
     cell.proxy.limit = 20_000
 
 
@@ -126,17 +126,17 @@ async def progress(cell):
 async def listening(cell):
     await cell.streaming()
     proxy = cell.proxy
-    await cell.until(lambda: any(get.status == 200 for get in proxy.listening()), 5.0, "it does not listen")
-    before = len(proxy.listening())
-    proxy.cut(proxy.listening())
-    await cell.until(lambda: len(proxy.listening()) > before, 2.5)
+    await cell.until(lambda: any(get.status == 200 for get in proxy.standalone_gets()), 5.0, "it does not listen")
+    before = len(proxy.standalone_gets())
+    proxy.cut(proxy.standalone_gets())
+    await cell.until(lambda: len(proxy.standalone_gets()) > before, 2.5)
     cell.finish()
 
 
 async def short_grace(cell):
     await cell.streaming()
     cell.refuse()
-    # Longer than the grace, and shorter than the reconnect delay.
+    # Longer than the grace, but shorter than the reconnect delay.
     await asyncio.sleep(1.5)
     cell.accept_again()
     await cell.back()

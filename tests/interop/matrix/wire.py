@@ -1,16 +1,16 @@
-"""Parses the HTTP/1.1 requests of a client, and the part of each response that shows its progress."""
+"""Parses a client's HTTP/1.1 requests, and the part of each response that shows how far it has got."""
 
 import json
 import re
 
 EVENT_ID = re.compile(rb"^id: ?(.*?)\r?$", re.MULTILINE)
 HEAD_END = b"\r\n\r\n"
-# Enough for the head of a response and its first event.
+# Enough for a response's head and its first event.
 MAX_KEPT = 4096
 
 
 class Exchange:
-    """One request of a client, and its response so far."""
+    """One request from a client, and its response so far."""
 
     def __init__(self, link, at, method, headers, body):
         self.link = link
@@ -24,7 +24,7 @@ class Exchange:
         self._start = b""
 
     def saw(self, data):
-        """Takes bytes of the response. Only its first bytes are searched for event ids."""
+        """Takes bytes of the response. Only the first ones are searched for event ids."""
         self.received += len(data)
         if len(self._start) >= MAX_KEPT:
             return
@@ -40,7 +40,7 @@ class Exchange:
 
 
 class Requests:
-    """Splits the bytes of a connection into requests: (method, headers, body) of every complete one."""
+    """Splits a connection's bytes into requests: (method, headers, body) for every complete one."""
 
     def __init__(self):
         self._buffer = b""
@@ -68,7 +68,7 @@ class Requests:
 
 
 def dechunked(data):
-    """Returns the body, whether it is complete, and the bytes after it. The body must have no trailers."""
+    """Returns the body, whether it is complete, and the bytes after it. The body must not have trailers."""
     body = b""
     while True:
         size, found, data = data.partition(b"\r\n")
@@ -84,7 +84,7 @@ def dechunked(data):
 
 
 def rpc_method(body):
-    """Returns the method of a JSON-RPC message, or `None` if the body is not one with a method."""
+    """Returns a JSON-RPC message's method, or `None` if the body is not a message with one."""
     try:
         return json.loads(body)["method"]
     except (ValueError, KeyError, TypeError):

@@ -1,19 +1,19 @@
 //! Makes the operating system's random numbers repeatable in a test.
 //!
-//! A program that links this crate has its own `getrandom`. On a thread within [`seeded`] its numbers follow from the
-//! seed; on all other threads they are the kernel's. The hash maps of `std`, the ids of `uuid` and tokio's `select!`
-//! use it, so a simulation on one thread is repeatable. On systems other than Linux nothing changes.
+//! A program that links this crate gets a `getrandom` of its own. On a thread within [`seeded`] its numbers follow from the
+//! seed; on all other threads they are the kernel's. The hash maps in `std`, the ids from `uuid` and tokio's `select!` all
+//! use it, so a simulation on one thread is repeatable. On systems other than Linux, nothing changes.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// The state of the generator (splitmix64), if this thread is seeded.
+    /// The generator's state (splitmix64), if this thread is seeded.
     static STATE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Runs `work` with random numbers that follow from `seed`.
 ///
-/// `std` draws the keys of its hash maps once per thread, so a run is repeatable only on a new thread. If `work` panics, the
+/// `std` draws the keys of its hash maps once per thread, so a run is only repeatable on a new thread. If `work` panics, the
 /// thread stays seeded.
 pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     STATE.set(Some(seed));
@@ -25,7 +25,7 @@ pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
 /// Returns the next number, or `None` if this thread is not seeded.
 #[cfg(target_os = "linux")]
 fn next() -> Option<u64> {
-    // The thread-local is unavailable while the thread ends. The kernel's numbers are then used.
+    // While the thread is exiting, its thread-local is unavailable. The kernel's numbers are used then.
     let state = STATE.try_with(Cell::get).ok()??;
     let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     STATE.set(Some(state));
@@ -37,7 +37,7 @@ fn next() -> Option<u64> {
 /// Replaces libc's `getrandom`.
 #[cfg(target_os = "linux")]
 mod replaced {
-    #![allow(unsafe_code, reason = "a function of libc")]
+    #![allow(unsafe_code, reason = "replaces a libc function")]
 
     use std::{ffi::c_void, slice};
 
@@ -45,13 +45,13 @@ mod replaced {
 
     /// # Safety
     ///
-    /// As for libc: `buffer` points to `length` bytes.
+    /// As with libc's: `buffer` points to `length` bytes.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: u32) -> isize {
         if length == 0 {
             return 0;
         }
-        // SAFETY: Promised by the caller.
+        // SAFETY: The caller promises this.
         let bytes = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
         if super::next().is_none() {
             let read = kernel(bytes, GetRandomFlags::from_bits_retain(flags));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_the_numbers_of_std() {
+    fn the_same_seed_repeats_the_numbers_std_draws() {
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
     }

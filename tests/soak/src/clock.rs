@@ -1,8 +1,8 @@
-//! The clock of all processes: `CLOCK_MONOTONIC`, in microseconds.
+//! The clock that all processes use: `CLOCK_MONOTONIC`, in microseconds.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds since the start of the machine.
+/// Microseconds since the machine started.
 pub type Micros = u64;
 
 /// A millisecond.

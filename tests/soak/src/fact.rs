@@ -1,7 +1,7 @@
-//! Facts that handlers and clients record: one JSON object per line, one write per line.
+//! Facts recorded by handlers and clients: one JSON object per line, one write per line.
 //!
-//! A fact is an action or an observation of its writer. A client records an action before it and again after it, so the
-//! true time is between the two.
+//! A fact is something that its writer did or observed. A client records an action both before and after it, so the
+//! action happened at some time in between.
 
 use std::{
     collections::BTreeMap,
@@ -23,65 +23,65 @@ pub struct Line {
     pub fact: Fact,
 }
 
-/// The name of a call: its [`Job`](crate::job::Job).
+/// A call's name: its [`Job`](crate::job::Job).
 pub type Call = Arc<str>;
 
-/// The number of a client's request and its response, unique in the load.
+/// The number of a client's request and its response, unique within the load.
 pub type Stream = u64;
 
 /// An action or an observation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "fact", rename_all = "snake_case")]
 pub enum Fact {
-    // The handlers.
+    // Recorded by handlers.
     Started {
         call: Call,
     },
     Progressed {
         call: Call,
     },
-    /// The token fired, and the handler ends.
+    /// The token has fired, and the handler is ending.
     Token {
         call: Call,
         reason: Option<String>,
     },
-    /// The handler answers.
+    /// The handler is answering.
     Answered {
         call: Call,
     },
-    /// The handler was dropped before it ended.
+    /// The handler was dropped before it had ended.
     Dropped {
         call: Call,
     },
 
-    // The server.
+    // Recorded by the server.
     Draining,
     Drained {
         ended: usize,
         cancelled: usize,
         in_time: bool,
     },
-    /// The drained server serves again.
+    /// The drained server is serving again.
     Serving,
     Gauge(Gauge),
     Fault {
         name: String,
     },
 
-    // Server and load.
-    /// The process was stalled until now.
+    // Recorded by both server and load.
+    /// The process has been stalled until now.
     Stalled {
         millis: u64,
     },
 
-    // The load as a whole.
+    // Recorded by the load as a whole.
     Seed {
         seed: u64,
     },
-    /// All clients have disconnected, and everything they left has had time to expire.
+    /// All clients have disconnected, and everything they left behind has had time to expire.
     Quiet,
 
-    // The clients.
+    // Recorded by clients.
     /// About to send a call.
     Calling {
         call: Call,
@@ -95,7 +95,7 @@ pub enum Fact {
     Sent {
         stream: Stream,
     },
-    /// About to send a GET with `Last-Event-ID`, for this call.
+    /// About to send a GET with `Last-Event-ID` for this call.
     Resuming {
         call: Call,
         session: Option<Arc<str>>,
@@ -124,7 +124,7 @@ pub enum Fact {
         id: String,
         code: i64,
     },
-    /// About to open the standalone stream of a session.
+    /// About to open a session's standalone stream.
     Listening {
         session: Option<Arc<str>>,
         stream: Stream,
@@ -142,7 +142,7 @@ pub enum Fact {
     Closed {
         stream: Stream,
     },
-    /// The server ended the response, or the connection.
+    /// The server has ended the response or the connection.
     StreamEnded {
         stream: Stream,
         clean: bool,
@@ -151,11 +151,11 @@ pub enum Fact {
     Cancelling {
         call: Call,
     },
-    /// The server accepted the cancel.
+    /// The server has accepted the cancel.
     Cancelled {
         call: Call,
     },
-    /// About to have the server end the stream of the call (SEP-1699).
+    /// About to have the server end the call's stream (SEP-1699).
     Polling {
         call: Call,
     },
@@ -171,12 +171,12 @@ pub enum Fact {
         session: Arc<str>,
         status: u16,
     },
-    /// Another request was sent, with this status in response.
+    /// Another request has been sent, and this is the response's status.
     Probed {
         what: String,
         status: Option<u16>,
     },
-    /// The result that an SDK returned to its user.
+    /// What an SDK has returned to its user.
     Outcome {
         call: Call,
         text: Option<String>,
@@ -192,7 +192,7 @@ pub enum CloseKind {
     Reset,
     /// A half-close: it only stops sending.
     Half,
-    /// Bytes of a further request are sent before the close.
+    /// Sends bytes of a further request before closing.
     Pipelined,
     /// A proxy resets both sides.
     Proxy,
@@ -201,28 +201,28 @@ pub enum CloseKind {
 /// The server's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gauge {
-    /// `Calls::len` of all layers.
+    /// The sum of all layers' `Calls::len`.
     pub calls: usize,
-    /// The ids of the sessions, by route.
+    /// Session ids, by route.
     pub sessions: BTreeMap<String, Vec<String>>,
-    /// Memory that is allocated, in KiB. It excludes what the allocator retains.
+    /// Allocated memory in KiB, not including what the allocator retains.
     pub allocated_kib: usize,
     pub descriptors: usize,
     pub tasks: usize,
 }
 
-/// The file into which a process writes its facts.
+/// The file that a process writes its facts to.
 #[derive(Debug, Clone)]
 pub struct Log(Arc<File>);
 
 // === impl Log ===
 
 impl Log {
-    /// Opens the file for appending. Creates the file if it does not exist.
+    /// Opens the file for appending, creating it if it does not exist.
     ///
     /// # Errors
     ///
-    /// If the file cannot be opened.
+    /// Fails if the file cannot be opened.
     pub fn append(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Self(Arc::new(file)))
@@ -232,7 +232,7 @@ impl Log {
     ///
     /// # Panics
     ///
-    /// If the write fails, because an incomplete log proves nothing.
+    /// Panics if the write fails, because an incomplete log proves nothing.
     pub fn write(&self, fact: Fact) {
         let line = Line { at: now(), fact };
         let mut text = serde_json::to_vec(&line).expect("a fact is JSON");
@@ -241,11 +241,11 @@ impl Log {
     }
 }
 
-/// Reads all facts of these files, sorted by time.
+/// Reads all facts from these files, sorted by time.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or if a line is not a fact.
+/// Fails if a file cannot be read, or if a line is not a fact.
 pub fn read(paths: &[impl AsRef<Path>]) -> io::Result<Vec<Line>> {
     let mut lines = Vec::new();
     for path in paths {

@@ -1,13 +1,13 @@
-//! The job that a call gives its handler. It is also the call's key, so that every client can send it as one string.
+//! The job that a call gives its handler. It doubles as the call's key, so that any client can send it as a single string.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// The work of one call: `<name>~<milliseconds>~<steps>~<reaction>`. The name is a nonce.
+/// One call's work: `<name>~<milliseconds>~<steps>~<reaction>`. The name is a nonce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     pub name: String,
     pub work: Duration,
-    /// Number of progress reports, evenly spread.
+    /// How many progress reports to send, evenly spread.
     pub steps: u32,
     pub reaction: Reaction,
 }
@@ -23,7 +23,7 @@ pub enum Reaction {
     Floods,
 }
 
-/// Size of one progress report of a flooding handler, in bytes. A few dozen fill the kernel's buffers.
+/// Size of one progress report from a flooding handler, in bytes. A few dozen of them fill the kernel's buffers.
 pub const FLOOD: usize = 128 * 1024;
 
 // === impl Job ===
@@ -63,7 +63,7 @@ impl FromStr for Job {
     }
 }
 
-/// Returns the answer of a handler: its key, with dots after it if it is shorter than `bytes`.
+/// Returns a handler's answer: its key, padded with dots if it is shorter than `bytes`.
 #[must_use]
 pub fn answer(key: &str, bytes: usize) -> String {
     let dots = bytes.saturating_sub(key.len());
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_parsed_as_it_is_written() {
+    fn a_job_round_trips_through_its_key() {
         let key = "a1.7~250~3~deaf";
         let job: Job = key.parse().expect("a job");
         assert_eq!(job.to_string(), key);

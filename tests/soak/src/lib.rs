@@ -1,7 +1,7 @@
-//! Shared by the server under test, the load and the referee.
+//! What the server under test, the load and the referee share.
 //!
-//! Handlers and clients record facts, each process in its own file ([`fact`]). Afterwards the [`referee`] decides from
-//! these files alone whether every call ended as expected.
+//! Handlers and clients record facts, each process in a file of its own ([`fact`]). Afterwards the [`referee`] decides
+//! from these files alone whether every call ended as expected.
 
 pub mod clock;
 pub mod fact;

@@ -1,4 +1,5 @@
-//! Detects when the process did not run. A thread and a task request frequent wake-ups, and record when these are late.
+//! Detects when the process was not running. A thread and a task ask to be woken frequently, and record when they are
+//! woken late.
 
 use std::{
     thread,
@@ -7,12 +8,12 @@ use std::{
 
 use crate::fact::{Fact, Log};
 
-/// Interval of the wake-ups.
+/// How often to wake up.
 const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 /// Smaller delays are normal for timers.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Records every stall of the machine or of the runtime for the lifetime of the process. Must be called in the runtime.
+/// Records every stall of the machine or the runtime for as long as the process lives. Must be called within the runtime.
 pub fn watch(log: &Log) {
     let thread_log = log.clone();
     thread::spawn(move || {
@@ -32,7 +33,7 @@ pub fn watch(log: &Log) {
     });
 }
 
-/// Records a stall if a wake-up was late by more than [`LATE`].
+/// Records a stall if a wake-up was more than [`LATE`] late.
 fn record(log: &Log, passed: Duration) {
     let late = passed.saturating_sub(WAKE_INTERVAL);
     if late > LATE {

@@ -1,4 +1,4 @@
-//! The set-ups of the server and their promises. The server is built from them, and the referee judges by them.
+//! The server's set-ups and what they promise. The server is built from them, and the referee judges by them.
 
 use std::time::Duration;
 
@@ -8,58 +8,58 @@ use crate::clock::{MILLI, Micros, SECOND};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     pub route: &'static str,
-    /// Clients have sessions, except with 2026-07-28.
+    /// Whether clients have sessions, which is never the case with 2026-07-28.
     pub has_sessions: bool,
-    /// The session manager is wrapped in a `CancellableSessionManager`.
+    /// Whether the session manager is wrapped in a `CancellableSessionManager`.
     pub is_wrapped: bool,
-    /// Answers with JSON where rmcp can.
+    /// Whether answers are JSON where rmcp can do that.
     pub answers_json: bool,
-    /// Time for which a handler may continue without reacting to its token.
+    /// How long a handler may go on without reacting to its token.
     pub abort: Option<Duration>,
     pub call_timeout: Option<Duration>,
     pub stall_timeout: Option<Duration>,
-    /// Interval of probes, and time after which a silent call receives a head.
+    /// How often streams are probed, and how long a call may be silent before it gets a head.
     pub keep_alive: Option<Duration>,
-    /// Its server is occasionally drained and started again.
+    /// Whether its server is drained and restarted now and then.
     pub is_drained: bool,
-    /// Its events are stored.
+    /// The store that keeps its events, if any.
     pub store: Option<Store>,
-    /// The layer is added to each method separately, not to the route.
+    /// Whether the layer is added to each method separately rather than to the route.
     pub layers_each_method: bool,
     /// Additional paths. Every session is served on all paths.
     pub more_paths: &'static [&'static str],
 }
 
-/// The response of a store to a client that resumes.
+/// How a store responds to a client that resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Store {
-    /// The stored events, and then the end. The client resumes repeatedly.
+    /// With the stored events, after which the stream ends. The client keeps resuming.
     Replays,
-    /// The stored and all later events, to every client that resumes.
+    /// With the stored events and all later ones, for every client that resumes.
     Follows,
 }
 
-/// Grace of a session call. Other calls are cancelled immediately.
+/// The grace of a session call. Other calls are cancelled immediately.
 pub const GRACE: Micros = 2 * SECOND;
-/// The reconnect delay that is sent to clients.
+/// The reconnect delay that clients are asked to use.
 pub const RETRY: Duration = Duration::from_millis(300);
-/// Idle timeout of a session. No call is silent for as long.
+/// A session's idle timeout. No call is silent for that long.
 pub const IDLE: Duration = Duration::from_secs(10);
-/// Time for which an answer is retained for a client that was disconnected. The session stays open in the meantime.
+/// How long an answer is retained for a client that has disconnected. The session stays open in the meantime.
 pub const RETENTION: Duration = Duration::from_secs(60);
-/// Maximum time for calls of a drained server to complete.
+/// How long a drained server's calls have to complete.
 pub const DRAIN: Duration = Duration::from_millis(1_500);
-/// Maximum time for which rmcp lets the handlers of a deleted session run on, if they are not cancelled first.
+/// How long rmcp lets a deleted session's handlers run on, unless they are cancelled first.
 pub const RMCP_DRAIN: Micros = 5 * SECOND;
-/// Maximum delay of a cancel on a machine that does not stall.
+/// How late a cancel may be on a machine that does not stall.
 pub const MARGIN: Micros = SECOND;
-/// Time by which a deadline is postponed, once, if it is noticed more than a second late.
+/// How far a deadline is postponed, once, if it is noticed more than a second late.
 pub const POSTPONE_TIME: Micros = 5 * SECOND;
-/// Time after which the end of a grace is checked again if it was noticed late.
+/// How long until a grace that was noticed late to have ended is checked again.
 pub const RECHECK_DELAY: Micros = 100 * MILLI;
-/// Maximum number of such checks.
+/// How many such checks there are at most.
 pub const MAX_RECHECKS: u64 = 10;
-/// Tolerance for early cancels, because timers are rounded and clocks are read one after the other.
+/// How early a cancel may be. Timers are rounded, and clocks are not read at the same time.
 pub const EARLY_TOLERANCE: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {
@@ -144,13 +144,13 @@ pub const SETUPS: [Setup; 11] = [
 // === impl Setup ===
 
 impl Setup {
-    /// Returns the set-up of a route, or `None` if there is no such route.
+    /// Returns a route's set-up, or `None` if there is no such route.
     #[must_use]
     pub fn of(route: &str) -> Option<&'static Self> {
         SETUPS.iter().find(|setup| setup.route == route)
     }
 
-    /// Returns the paths at which the set-up is served.
+    /// Returns the paths that the set-up is served at.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = String> {
         let route = self.route;
         let more = [""].iter().chain(self.more_paths);

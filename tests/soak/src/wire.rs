@@ -1,4 +1,4 @@
-//! Incremental parsers of HTTP/1.1: responses with their events, and requests. They use no sockets.
+//! Incremental HTTP/1.1 parsers: responses with their events, and requests. They use no sockets.
 
 use bytes::BytesMut;
 use http::HeaderMap;
@@ -10,7 +10,7 @@ use test_support::{
     sse::SseReader,
 };
 
-/// An observable item of the responses on one connection.
+/// An observable item in a connection's responses.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
     Head {
@@ -22,18 +22,18 @@ pub enum Item {
     End,
 }
 
-/// An event of a stream, or a whole JSON body.
+/// An event from a stream, or a whole JSON body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     pub id: Option<String>,
     pub message: Option<Value>,
 }
 
-/// The responses of one connection.
+/// The responses on one connection.
 #[derive(Debug, Default)]
 pub struct Responses {
     bytes: BytesMut,
-    /// The current response, from its head to its end.
+    /// The current response, from its head until it ends.
     body: Option<Body>,
 }
 
@@ -58,7 +58,7 @@ pub struct Request {
     pub message: Option<Value>,
 }
 
-/// The requests of one connection.
+/// The requests on one connection.
 #[derive(Debug, Default)]
 pub struct Requests {
     bytes: BytesMut,
@@ -83,7 +83,7 @@ impl Responses {
         self.body.is_some() || !self.bytes.is_empty()
     }
 
-    /// Parses the next part. Returns `false` if it is incomplete.
+    /// Parses the next part. Returns `false` if that part is still incomplete.
     fn step(&mut self, items: &mut Vec<Item>) -> bool {
         let Some(body) = &mut self.body else {
             return self.parse_head(items);
@@ -103,7 +103,7 @@ impl Responses {
         }
     }
 
-    /// Parses a head. Skips informational ones. Returns `false` if it is incomplete.
+    /// Parses a head, skipping informational ones. Returns `false` if it is still incomplete.
     fn parse_head(&mut self, items: &mut Vec<Item>) -> bool {
         let Some((line, headers)) = head::take(&mut self.bytes) else {
             return false;
@@ -148,7 +148,7 @@ impl Content {
         }
     }
 
-    /// Returns the event of a complete JSON body. Returns `None` for a stream, or if the body is not JSON.
+    /// Returns a complete JSON body as an event. `None` if this is a stream or the body is not JSON.
     fn whole(&self) -> Option<Item> {
         let Self::Json(text) = self else {
             return None;

@@ -13,7 +13,7 @@ mod glue;
 
 #[tokio::main]
 async fn main() {
-    compat::judge(
+    compat::run_cases(
         "actix-web",
         &[Tier::Probed],
         &[Mode::Session, Mode::Stateless],
@@ -24,7 +24,7 @@ async fn main() {
 
 async fn serve(setup: Setup) -> SocketAddr {
     let (ready, address) = oneshot::channel();
-    // actix has its own runtimes.
+    // actix brings its own runtimes.
     thread::spawn(move || {
         let tools = Tools::new(&setup.witness);
         let mode = match setup.mode {
@@ -45,7 +45,9 @@ async fn serve(setup: Setup) -> SocketAddr {
             .workers(1)
             .bind("127.0.0.1:0")
             .expect("a port");
-        ready.send(server.addrs()[0]).expect("it is waited for");
+        ready
+            .send(server.addrs()[0])
+            .expect("the caller is waiting");
         actix_web::rt::System::new()
             .block_on(server.run())
             .expect("it serves");

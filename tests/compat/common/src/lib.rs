@@ -1,8 +1,8 @@
-//! The cases of the support table, played against a server by clients that disconnect.
+//! The support table's cases, played against a server by clients that disconnect.
 //!
-//! A server runs in this process, in every [`Tier`] and [`Mode`] that it supports, with a tool that calls [`work`]. The
-//! result of each case is a line of JSON on stdout. All cases of a server run concurrently with the default grace, so
-//! it takes about half a minute.
+//! A server runs in this process, in every [`Tier`] and [`Mode`] that it supports, with a tool that calls [`work`].
+//! Each case prints its result to stdout as one line of JSON. All of a server's cases run concurrently with the default
+//! grace, which takes about half a minute.
 
 use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
 
@@ -21,46 +21,46 @@ pub enum Tier {
     Bare,
     /// The layer.
     Layer,
-    /// The layer, and the session manager of rmcp 3.
+    /// The layer and rmcp 3's session manager.
     Manager,
-    /// As `Manager`, and the layer probes. For a server that does not detect closed connections.
+    /// Like `Manager`, and the layer probes. For a server that does not detect closed connections.
     Probed,
 }
 
-/// The requests from the clients.
+/// What the clients request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Calls in a session.
     Session,
-    /// Calls without a session, of a revision that has them.
+    /// Calls without a session, from a revision that has sessions.
     Stateless,
-    /// Calls of revision 2026-07-28, which has no sessions.
+    /// Calls from revision 2026-07-28, which has no sessions.
     Modern,
     /// Requests that are not MCP.
     Plain,
 }
 
-/// The set-up of a server.
+/// A server's set-up.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The layers around it.
     pub tier: Tier,
-    /// The requests from its clients.
+    /// What its clients request.
     pub mode: Mode,
-    /// The witness of its tool.
+    /// The witness that its tool reports to.
     pub witness: Witness,
 }
 
-/// What happened to a call whose client disconnected.
+/// What became of a call whose client disconnected.
 #[derive(Clone, Copy, Debug)]
 enum Outcome {
     /// The server's own token fired, this long after the disconnect.
     Cancelled(Duration),
     /// Only its `CallToken` fired.
     CallTokenFired(Duration),
-    /// The future of its handler was dropped.
+    /// Its handler's future was dropped.
     Dropped(Duration),
-    /// The call still ran when `OBSERVATION_TIME` had passed.
+    /// The call was still running when `OBSERVATION_TIME` had passed.
     RunsOn,
 }
 
@@ -79,29 +79,29 @@ struct Case {
 enum Story {
     /// The client never resumes.
     Disconnects,
-    /// The client resumes while the call runs.
+    /// The client resumes while the call is still running.
     Resumes,
     /// The client resumes after the call has ended.
     ResumesLate,
 }
 
-/// Interval between two probes.
+/// How often the layer probes.
 pub const PROBE: Duration = Duration::from_secs(1);
 
-/// Time until a probed server detects a disconnect, with the failure of its second write.
+/// How long it takes a probed server to detect a disconnect. It does when its second write fails.
 const DETECTION_TIME: Duration = Duration::from_secs(2);
 
 /// Tolerance for "at once", and for the end of a grace.
 const SLACK: Duration = Duration::from_millis(1_500);
 
-/// Timeout of a client.
+/// A client's timeout.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a call is observed after its client has disconnected.
 const OBSERVATION_TIME: Duration = Duration::from_secs(27);
 
-/// The work of a tool. It ends when its label is released, when the server's own token fires, or when its future is
-/// dropped. Returns `true` if it was released. If `token` fires, the witness records that under a label of its own.
+/// What a tool does. Ends when its label is released, when the server's own token fires, or when its future is dropped.
+/// Returns `true` if the label was released. If `token` fires, the witness records that under a separate label.
 pub async fn work(
     witness: &Witness,
     label: &str,
@@ -128,14 +128,13 @@ pub async fn work(
     held == Held::Released
 }
 
-/// Returns the label in a call's arguments.
+/// Returns the label from a call's arguments.
 pub fn label(arguments: &Value) -> &str {
     arguments["label"].as_str().expect("every call has a label")
 }
 
-/// Plays all cases of a server, bare and in these tiers, and prints their results. `name` is the server's name in the
-/// table.
-pub async fn judge(
+/// Plays all of a server's cases, bare and in these tiers, and prints the results. `name` is the server's name in the table.
+pub async fn run_cases(
     name: &str,
     tiers: &[Tier],
     modes: &[Mode],
@@ -188,7 +187,7 @@ impl Setup {
         }
     }
 
-    /// Serves a router of axum until the process ends, with the layer if this tier has one.
+    /// Serves an axum router until the process exits, with the layer if this tier has one.
     pub async fn serve(&self, router: Router) -> SocketAddr {
         let served = serve(match self.layer() {
             Some(layer) => router.layer(layer),
@@ -204,7 +203,7 @@ impl Setup {
 // === impl Story ===
 
 impl Story {
-    /// The stories to play. A client without a session cannot resume. Resuming from a bare server is not tested.
+    /// The stories to play. A client without a session cannot resume, and resuming from a bare server is not tested.
     fn of(tier: Tier, mode: Mode) -> &'static [Self] {
         match (tier, mode) {
             (Tier::Layer | Tier::Manager | Tier::Probed, Mode::Session) => {
@@ -275,7 +274,7 @@ impl Case {
         }
     }
 
-    /// Returns what happens to a call whose client has disconnected, within `OBSERVATION_TIME`.
+    /// Returns what becomes of a call in the `OBSERVATION_TIME` after its client disconnects.
     async fn outcome(&self, label: &str, disconnected: Instant) -> Outcome {
         loop {
             let left = OBSERVATION_TIME
@@ -298,7 +297,7 @@ impl Case {
         })
     }
 
-    /// Time until the server detects a disconnect.
+    /// How long it takes the server to detect a disconnect.
     fn detection_time(&self) -> Duration {
         match self.tier {
             Tier::Probed => DETECTION_TIME,
@@ -330,7 +329,7 @@ impl Outcome {
     }
 }
 
-/// Reads up to the first event id and returns it. Returns `None` if the answer is not a stream with ids.
+/// Reads up to the first event id. Returns `None` if the answer is not a stream with ids.
 async fn first_event_id(call: &mut Connection) -> Option<String> {
     if !call.head().await.is_event_stream() {
         return None;

@@ -16,7 +16,7 @@ struct Server(Witness);
 
 #[tokio::main]
 async fn main() {
-    compat::judge("mcpkit-axum", &[Tier::Layer], &[Mode::Session], serve).await;
+    compat::run_cases("mcpkit-axum", &[Tier::Layer], &[Mode::Session], serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {

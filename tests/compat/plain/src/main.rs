@@ -1,4 +1,4 @@
-//! Routes without MCP, on axum and on hyper alone. Their work runs in a separate task and outlives the handler.
+//! Routes without MCP, on axum and on plain hyper. Their work runs in a separate task and outlives the handler.
 
 use std::{convert::Infallible, future::pending, net::SocketAddr};
 
@@ -15,19 +15,19 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::net::TcpListener;
 use tower::{Layer as _, Service, service_fn};
 
-/// The story of every client of this server.
+/// The story that every client of this server plays.
 const LABEL: &str = "Disconnects";
 
 #[tokio::main]
 async fn main() {
     let tiers = [Tier::Layer];
     tokio::join!(
-        compat::judge("axum", &tiers, &[Mode::Plain], on_axum),
-        compat::judge("hyper", &tiers, &[Mode::Plain], on_hyper),
+        compat::run_cases("axum", &tiers, &[Mode::Plain], on_axum),
+        compat::run_cases("hyper", &tiers, &[Mode::Plain], on_hyper),
     );
 }
 
-/// Works in a task, and never answers.
+/// Works in a task and never answers.
 async fn handle(witness: Witness, token: Option<CallToken>) {
     tokio::spawn(async move {
         compat::work(&witness, LABEL, pending(), token).await;

@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 
 #[tokio::main]
 async fn main() {
-    compat::judge(
+    compat::run_cases(
         "pmcp",
         &[Tier::Layer],
         &[Mode::Session, Mode::Stateless],

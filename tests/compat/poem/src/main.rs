@@ -14,7 +14,7 @@ mod glue;
 
 #[tokio::main]
 async fn main() {
-    compat::judge(
+    compat::run_cases(
         "poem",
         &[Tier::Probed],
         &[Mode::Session, Mode::Stateless],

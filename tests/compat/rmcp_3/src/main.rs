@@ -1,4 +1,4 @@
-//! rmcp 3, in the oldest version that the library supports and in the newest.
+//! rmcp 3, both the oldest version that the library supports and the newest.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ use test_support::{Tools, router};
 async fn main() {
     let modes = [Mode::Session, Mode::Stateless, Mode::Modern];
     let tiers = [Tier::Manager, Tier::Layer];
-    compat::judge("rmcp", &tiers, &modes, serve).await;
+    compat::run_cases("rmcp", &tiers, &modes, serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {

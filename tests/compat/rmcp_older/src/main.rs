@@ -1,7 +1,7 @@
-//! rmcp 0.8, 1 and 2, for which there is no session manager and no `CallToken::of`.
+//! rmcp 0.8, 1 and 2, which have no session manager and no `CallToken::of`.
 //!
-//! Without sessions, rmcp does not notify these handlers of a disconnect: `RequestContext::ct` never fires. Their token
-//! is in the head of the HTTP request, which rmcp copies into the context.
+//! Without sessions, rmcp does not notify these handlers of a disconnect, as `RequestContext::ct` never fires. Instead
+//! they find their token in the head of the HTTP request, which rmcp copies into the context.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -68,8 +68,8 @@ on_rmcp!(on_0_8: rmcp_0_8, CallToolRequestParam);
 async fn main() {
     let modes = [Mode::Session, Mode::Stateless];
     tokio::join!(
-        compat::judge("rmcp 2", &[Tier::Layer], &modes, on_2::serve),
-        compat::judge("rmcp 1", &[Tier::Layer], &modes, on_1::serve),
-        compat::judge("rmcp 0.8", &[Tier::Layer], &modes, on_0_8::serve),
+        compat::run_cases("rmcp 2", &[Tier::Layer], &modes, on_2::serve),
+        compat::run_cases("rmcp 1", &[Tier::Layer], &modes, on_1::serve),
+        compat::run_cases("rmcp 0.8", &[Tier::Layer], &modes, on_0_8::serve),
     );
 }

@@ -20,7 +20,7 @@ struct Server(Witness);
 
 #[tokio::main]
 async fn main() {
-    compat::judge("rust-mcp-sdk", &[Tier::Layer], &[Mode::Modern], serve).await;
+    compat::run_cases("rust-mcp-sdk", &[Tier::Layer], &[Mode::Modern], serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {

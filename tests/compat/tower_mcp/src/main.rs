@@ -8,7 +8,7 @@ use tower_mcp::{CallToolResult, HttpTransport, McpRouter, ToolBuilder};
 
 #[tokio::main]
 async fn main() {
-    compat::judge(
+    compat::run_cases(
         "tower-mcp",
         &[Tier::Layer],
         &[Mode::Session, Mode::Stateless],

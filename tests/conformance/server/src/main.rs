@@ -1,7 +1,7 @@
-//! An rmcp server with the tools, prompts and resources of the server scenarios in the official conformance suite, bare
-//! or with the layer. `../run` runs it; the suite's scenario descriptions are its specification.
+//! The rmcp server that the official conformance suite runs against, bare or with the layer. It has the tools, prompts
+//! and resources that the suite's server scenarios need, whose descriptions are its specification. `../run` runs it.
 //!
-//! The first line on stdout is its URL. SIGTERM ends it; it then writes the layer's observations ([`tally`]) as a
+//! Its first line on stdout is its URL. On SIGTERM it exits, after writing what the layer has observed ([`tally`]) as a
 //! second line. Logs (`RUST_LOG`) are written to stderr.
 
 use std::{error::Error, io, process::ExitCode, sync::Arc, time::Duration};

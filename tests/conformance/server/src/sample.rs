@@ -1,6 +1,6 @@
 //! The smallest valid media files, in base64.
 
-/// A PNG of one red pixel.
+/// A PNG of a single red pixel.
 pub(crate) const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC";
 

@@ -1,8 +1,9 @@
 //! Sessions whose tools can end their own stream.
 //!
-//! SEP-1699 lets a server end the stream of a call and have the client poll for the rest. rmcp supports that
-//! ([`LocalSessionHandle::close_sse_stream`]), but a handler cannot find its own stream. So [`Sessions`] opens the
-//! streams itself, as [`LocalSessionManager`] does, and puts an [`OwnStream`] into the message that opened one.
+//! SEP-1699 lets a server end a call's stream and have the client poll for the rest. rmcp supports that
+//! ([`LocalSessionHandle::close_sse_stream`]), but a handler has no way to find its own stream. So [`Sessions`]
+//! opens the streams itself, as [`LocalSessionManager`] does, and puts an [`OwnStream`] into the message that
+//! opened one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,11 +21,11 @@ use rmcp::{
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 
-/// rmcp's sessions, but handlers find their [`OwnStream`] in their request's extensions.
+/// rmcp's sessions, except that handlers find an [`OwnStream`] in their request's extensions.
 #[derive(Default)]
 pub(crate) struct Sessions(LocalSessionManager);
 
-/// The stream that a request opened.
+/// The stream that a request has opened.
 #[derive(Clone)]
 pub(crate) struct OwnStream {
     session: LocalSessionHandle,
@@ -34,7 +35,7 @@ pub(crate) struct OwnStream {
 // === impl OwnStream ===
 
 impl OwnStream {
-    /// Ends the stream without an answer. The client is asked to resume after `retry`.
+    /// Ends the stream without an answer and asks the client to resume after `retry`.
     pub(crate) async fn end(&self, retry: Duration) -> Result<(), SessionError> {
         self.session.close_sse_stream(self.id, Some(retry)).await
     }

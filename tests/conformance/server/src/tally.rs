@@ -1,5 +1,5 @@
-//! Counts the outcomes of calls as the layer reports them. A client may be served correctly while the layer loses a
-//! call.
+//! Counts the outcomes of calls as reported by the layer. Clients may be served correctly even while the layer
+//! loses a call.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,7 +9,7 @@ use std::{
 use mcp_cancel_on_disconnect::{CallId, Event};
 use serde_json::{Value, json};
 
-/// Number of observed calls, and their outcomes.
+/// How many calls have been observed, and their outcomes.
 #[derive(Default)]
 pub(crate) struct Tally(Mutex<Counts>);
 
@@ -42,7 +42,7 @@ impl Tally {
         }
     }
 
-    /// One line. `registered` is the registry's number of calls in flight.
+    /// Returns the report as one line. `registered` is how many calls in flight the registry counts.
     pub(crate) fn report(&self, registered: usize) -> Value {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open: Vec<_> = counts.open.values().collect();

@@ -25,14 +25,14 @@ use crate::{
     sessions::OwnStream,
 };
 
-/// Pause between two messages of a tool that sends several.
+/// How long a tool pauses between two messages.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The reconnect delay that `test_reconnection` sends. The suite ignores it and resumes immediately.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Time for which `test_reconnection` works on after its stream has ended. It is longer than the suite needs to resume,
-/// because rmcp loses an answer without a connected client.
+/// How long `test_reconnection` works on after its stream has ended. This is longer than the suite takes to resume,
+/// because rmcp loses an answer if no client is connected.
 const WORK: Duration = Duration::from_secs(3);
 
 #[tool_router(router = tools, vis = "pub(crate)")]

@@ -1,4 +1,4 @@
-//! Lines of JSON on stdin and stdout, the connection between `run` and the server or the client.
+//! Lines of JSON on stdin and stdout, which connect the server or the client to `run`.
 
 use std::{
     io::{self, Write as _},
@@ -9,14 +9,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines, Stdin};
 
-/// Orders of `run`, until it closes the pipe.
+/// Orders from `run`, until it closes the pipe.
 pub struct Orders(Lines<BufReader<Stdin>>);
 
-/// Reports to `run` that `event` happened, with the time.
+/// Reports to `run` that `event` has happened, with the time.
 ///
 /// # Panics
 ///
-/// If `more` is not an object, or if `run` has closed the pipe.
+/// Panics if `more` is not an object, or if `run` has closed the pipe.
 pub fn emit(event: &str, more: Value) {
     let at = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -44,7 +44,7 @@ impl Orders {
     ///
     /// # Panics
     ///
-    /// If the line is not an order of this program.
+    /// Panics if the line is not one of this program's orders.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
         let line = self.0.next_line().await.ok()??;
         Some(serde_json::from_str(&line).expect("an order that this program knows"))

@@ -1,4 +1,4 @@
-//! Judges a run: `referee LOG...`. The exit code is 0 if every call ended as expected.
+//! Judges a run: `referee LOG...`. Exits with 0 if every call ended as expected.
 
 use std::{error::Error, process::ExitCode};
 

@@ -1,11 +1,12 @@
-//! Judges whether every answer was delivered to its own client, and only there.
+//! Judges whether every answer was delivered to its own client, and nowhere else.
 //!
-//! - A stream of a call has only that call's answer, under its own id, and complete.
+//! - A call's stream contains no answer but that call's own, under its own id, and complete.
 //! - A client that is connected when the handler answers receives the answer within a second.
-//! - With the session manager, a client that resumes with an event id of the call after its answer also receives it.
-//! - A client that resumes an orphan after its cancel receives the error -32800.
-//! - A client that is connected when its call is cancelled, other than by itself, receives an error within a second.
-//! - A standalone stream has no answers. (Without the session manager, rmcp may send that of a cancelled call.)
+//! - With the session manager, so does a client that resumes after the answer with one of the call's event ids.
+//! - A client that resumes an orphan after it was cancelled receives the error -32800.
+//! - A client that is connected when its call is cancelled by anything but itself receives an error within a second.
+//! - A standalone stream contains no answers. (Without the session manager, rmcp may send a cancelled call's answer
+//!   on it.)
 
 use super::{
     history::{CallHistory, End, History, Stream},
@@ -13,23 +14,23 @@ use super::{
 };
 use crate::clock::{Micros, SECOND};
 
-/// A wrong delivery to a client.
+/// How an answer or error was delivered wrongly, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Misdelivery {
-    /// The answer of another call, an answer under another id, or an incomplete one.
+    /// Another call's answer, an answer under another id, or an incomplete one.
     WrongAnswer,
-    /// The client was connected and did not receive the answer.
+    /// The client was connected but did not receive the answer.
     LostAnswer,
-    /// The client resumed too late or was connected when the server ended the call, and received no error.
+    /// The client resumed too late, or was connected when the server ended the call. It received no error.
     MissingError,
 }
 
-/// Minimum time for which an answer is retained. An idle session is closed later than that.
+/// How long an answer is retained at least. An idle session is closed later than that.
 const MIN_RETENTION: Micros = 5 * SECOND;
 const CANCELLED: i64 = -32_800;
 const TIMED_OUT: i64 = -32_001;
 
-/// Returns the first wrong delivery of a call, or `None` if there is none.
+/// Returns a call's first misdelivery, or `None` if there is none.
 pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<Misdelivery> {
     if call.has_reused_id {
         return None;
@@ -83,7 +84,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             return Some(Misdelivery::MissingError);
         }
         let later = generations.get(index + 1..).unwrap_or_default();
-        // A later stream takes over, unless its client had disconnected again.
+        // A later stream takes over, unless its client had already disconnected again.
         let takes_over = |later: &&&Stream| {
             let disconnected_at = later.disconnected_from(0).unwrap_or(Micros::MAX);
             later.opened > ended || disconnected_at > ended.saturating_sub(RACE)
@@ -102,7 +103,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         let is_late = stream.opened > ended;
         match end {
             End::Answered if is_late && !call.setup.is_wrapped => {}
-            // The head was not sent when the handler answered. Only the session manager retains answers.
+            // The head had not been sent when the handler answered. Only the session manager retains answers.
             End::Answered
                 if !is_late && !call.setup.is_wrapped && !stream.is_connected_at(ended) => {}
             End::Answered if is_late && stream.opened > ended + MIN_RETENTION => {}
@@ -128,12 +129,12 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
     None
 }
 
-/// Returns the number of wrong answers on standalone streams.
+/// Returns how many answers were wrongly sent on standalone streams.
 pub(super) fn stray_answers(history: &History) -> usize {
     let stray_answers = history.standalone.values().filter(|stream| {
         stream.answer.as_ref().is_some_and(|(_, _, of, _)| {
             let call = history.calls.get(of.as_str());
-            // rmcp sends the answer of a cancelled call in its own session.
+            // rmcp sends a cancelled call's answer within the call's own session.
             call.is_none_or(|call| call.setup.is_wrapped || call.session != stream.session)
         })
     });
@@ -143,8 +144,8 @@ pub(super) fn stray_answers(history: &History) -> usize {
 // === impl CallHistory ===
 
 impl CallHistory {
-    /// Returns `true` if this error explains the end. On a stalled machine a call may time out before it becomes an
-    /// orphan.
+    /// Returns `true` if this error explains how the call ended. On a stalled machine, a call may time out before it
+    /// becomes an orphan.
     fn has_error(&self, code: i64) -> bool {
         code == CANCELLED || code == TIMED_OUT && self.setup.call_timeout.is_some()
     }
@@ -163,10 +164,10 @@ impl CallHistory {
 // === impl Stream ===
 
 impl Stream {
-    /// Returns the time until which its client read.
+    /// Returns until when its client was reading.
     fn read_until(&self) -> Micros {
         let closing = self.closing.map(|(at, _)| at);
-        // The end of the stream by the server does not count, because it is no excuse for the server.
+        // The server ending the stream does not count, because that is no excuse for the server.
         closing
             .into_iter()
             .chain(self.stops)
@@ -174,7 +175,7 @@ impl Stream {
             .unwrap_or(Micros::MAX)
     }
 
-    /// Returns `true` if its client read when the call was cancelled, and received no error.
+    /// Returns `true` if its client was reading when the call was cancelled but got no error.
     fn ends_without_error(&self, cancelled: Micros, history: &History) -> bool {
         let by = cancelled + SECOND;
         let by = by + history.stalls.within(cancelled, by + SECOND);
@@ -199,7 +200,7 @@ impl Stream {
         })
     }
 
-    /// Returns `true` if its head had arrived and the server had not ended it.
+    /// Returns `true` if its head had arrived and the server had not ended it yet.
     fn is_connected_at(&self, at: Micros) -> bool {
         self.head
             .is_some_and(|(head, status)| status == 200 && head < at)

@@ -1,14 +1,15 @@
-//! Judges whether the server became idle and whether it grew, by its state after the second round and after the first.
+//! Judges whether the server became idle and whether it grew. Compares its state after the second round with that
+//! after the first.
 
 use super::history::History;
 use crate::fact::Gauge;
 
-/// Tolerated differences of an idle server.
+/// How much an idle server may differ.
 const DESCRIPTORS: usize = 4;
 const TASKS: usize = 6;
 const ALLOCATED_KIB: usize = 2 * 1024;
 
-/// The state of the server in the first and in the last quiet period.
+/// The server's state in the first and the last quiet period.
 #[derive(Debug, Clone)]
 pub struct Health {
     pub first: Gauge,
@@ -18,7 +19,8 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// Returns the newest gauge of the first 2.4 s of the first quiet period, and the newest of the last one.
+    /// Returns the newest gauges. The first is from the first 2.4 s of the first quiet period, the second from
+    /// the last quiet period.
     ///
     /// Returns `None` if there was no quiet period, or one without a gauge.
     pub(super) fn of(history: &History) -> Option<Self> {
@@ -36,7 +38,7 @@ impl Health {
         })
     }
 
-    /// Describes the calls and sessions that are left in a quiet period, and what has grown between the two.
+    /// Describes which calls and sessions are left in a quiet period, and what has grown since the first.
     pub(super) fn leaks(&self) -> Vec<String> {
         let Self { first, last } = self;
         let mut leaks = Vec::new();

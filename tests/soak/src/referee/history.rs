@@ -12,17 +12,18 @@ use crate::{
     setup::{GRACE, Setup},
 };
 
-/// Maximum time for which a stream may be open and not read: 2 min. The kernel closes its connection after 90 s.
+/// How long a stream may be open but unread: 2 min. The kernel closes its connection after 90 s.
 const MAX_UNREAD: Micros = 120 * SECOND;
 
-/// Everything known of a run.
+/// Everything known about a run.
 #[derive(Debug, Default)]
 pub(super) struct History {
     pub(super) calls: HashMap<Call, CallHistory>,
     pub(super) sessions: HashMap<Arc<str>, SessionHistory>,
-    /// The standalone streams, which have no call.
+    /// The standalone streams, which belong to no call.
     pub(super) standalone: HashMap<Number, Stream>,
-    /// When a stream of a flooding handler was not read, by session: from when, and until its client had certainly disconnected.
+    /// When a flooding handler's stream was not being read, by session: from when, and until its client had certainly
+    /// disconnected.
     pub(super) unread: HashMap<Arc<str>, Vec<(Micros, Micros)>>,
     pub(super) stalls: Stalls,
     pub(super) drains: Vec<(Micros, Option<Micros>)>,
@@ -32,9 +33,9 @@ pub(super) struct History {
     pub(super) fault: Option<String>,
     pub(super) seed: Option<u64>,
     pub(super) end: Micros,
-    /// Calls that were about to be sent with an id in use.
+    /// Calls that were about to be sent with an id that was in use.
     reuses: HashSet<Call>,
-    /// Facts that follow from no earlier fact.
+    /// Facts that no earlier fact accounts for.
     pub(super) unexplained: Vec<String>,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct CallHistory {
     pub(super) session: Option<Arc<str>>,
     pub(super) id: String,
     pub(super) called: Micros,
-    /// The stream of the POST, then those of all attempts to resume.
+    /// The POST's stream, then one per attempt to resume.
     pub(super) streams: Vec<Stream>,
     pub(super) started: Vec<Micros>,
     /// How its handler ended.
@@ -55,7 +56,7 @@ pub(super) struct CallHistory {
     pub(super) cancelling: Option<Micros>,
     pub(super) cancelled: Option<Micros>,
     pub(super) polled: Vec<Micros>,
-    /// Another call used its id at the same time.
+    /// Whether another call used its id at the same time.
     pub(super) has_reused_id: bool,
     pub(super) outcome: Option<Option<String>>,
 }
@@ -68,7 +69,7 @@ pub(super) enum End {
     Dropped,
 }
 
-/// A request and its response, as its client observed them.
+/// A request and its response, as seen by the client.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) number: Number,
@@ -78,7 +79,7 @@ pub(super) struct Stream {
     pub(super) sent: Option<Micros>,
     pub(super) head: Option<(Micros, u16)>,
     pub(super) event_ids: Vec<String>,
-    /// The answer, its handler, and whether it is complete.
+    /// The answer, the handler it is from, and whether it is complete.
     pub(super) answer: Option<(Micros, String, String, bool)>,
     pub(super) error: Option<(Micros, String, i64)>,
     pub(super) stops: Option<Micros>,
@@ -93,14 +94,14 @@ pub(super) struct SessionHistory {
     pub(super) deleted: Option<Micros>,
 }
 
-/// The times when a process did not run, each with its start and end.
+/// When a process was not running, as pairs of start and end.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 
 // === impl History ===
 
 impl History {
-    /// Sorts the facts by subject. They must be sorted by time.
+    /// Sorts the facts by subject. They must already be sorted by time.
     pub(super) fn of(lines: &[Line]) -> Self {
         let mut history = Self::default();
         let mut streams: HashMap<Number, Option<Call>> = HashMap::new();
@@ -125,7 +126,7 @@ impl History {
         history
     }
 
-    /// Returns the time until which a stream that is not read may block the session of a call at `at`.
+    /// Returns until when an unread stream may block the call's session. `None` if none may be blocking it at `at`.
     pub(super) fn blocked_until(&self, call: &CallHistory, at: Micros) -> Option<Micros> {
         let unread = self.unread.get(call.session.as_ref()?)?;
         let at_that_time = unread
@@ -134,7 +135,7 @@ impl History {
         at_that_time.map(|(_, until)| *until).max()
     }
 
-    #[allow(clippy::too_many_lines, reason = "one arm a fact")]
+    #[allow(clippy::too_many_lines, reason = "one arm per fact")]
     fn record(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
         match fact {
             Fact::Calling {
@@ -151,7 +152,7 @@ impl History {
                 streams.insert(*stream, Some(call.clone()));
                 let first = Stream::new(*stream, session.clone(), at, None);
                 if let Some(call) = self.calls.get_mut(call) {
-                    // An SDK repeats the request.
+                    // An SDK has repeated the request.
                     return call.streams.push(first);
                 }
                 let history = CallHistory {
@@ -272,7 +273,7 @@ impl History {
         }
     }
 
-    /// Changes a call. Records the call as unexplained if no client made it.
+    /// Changes a call, or records it as unexplained if no client has made it.
     fn with_call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
         match self.calls.get_mut(call) {
             Some(call) => act(call),
@@ -317,18 +318,18 @@ impl CallHistory {
         if self.session.is_some() { GRACE } else { 0 }
     }
 
-    /// Returns when its handler started first, or `None` if it did not start.
+    /// Returns when its handler first started, or `None` if it never did.
     pub(super) fn start(&self) -> Option<Micros> {
         self.started.first().copied()
     }
 
-    /// Returns when its handler would have ended on its own, or `None` if it did not start.
+    /// Returns when its handler would have ended on its own, or `None` if it never started.
     pub(super) fn natural_end(&self) -> Option<Micros> {
         let work = u64::try_from(self.job.work.as_micros()).unwrap_or(u64::MAX);
         self.start().map(|start| start + work)
     }
 
-    /// Returns the call's streams: the first, and each resume after an event of an earlier stream.
+    /// Returns the call's streams: the first one, and each resume after an event from an earlier stream.
     pub(super) fn generations(&self) -> Vec<&Stream> {
         let mut event_ids: Vec<&str> = Vec::new();
         let mut generations: Vec<&Stream> = Vec::new();
@@ -372,9 +373,9 @@ impl Stream {
         }
     }
 
-    /// Returns the earliest time at which its client may have disconnected, or the server may have ended the stream.
+    /// Returns when its client may first have disconnected, or the server may first have ended the stream.
     ///
-    /// Returns `None` if neither has happened. `slack`: how much later than its end the client may have observed it.
+    /// Returns `None` if neither has happened. `slack` is how long after the stream ended the client may have seen it end.
     pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
         let closing = self.closing.map(|(at, _)| at);
         let over = self
@@ -383,7 +384,7 @@ impl Stream {
         closing.into_iter().chain(over).min()
     }
 
-    /// Returns the time by which its client had certainly disconnected, or `None` if it had not.
+    /// Returns when its client had certainly disconnected, or `None` if it had not.
     pub(super) fn disconnected_by(&self) -> Option<Micros> {
         self.closed.into_iter().chain(self.over).min()
     }
@@ -392,7 +393,7 @@ impl Stream {
 // === impl Stalls ===
 
 impl Stalls {
-    /// Merges overlapping stalls, because a stall of the machine is recorded by every thread that watches.
+    /// Merges overlapping stalls. Every thread that watches records when the machine stalls.
     fn merge(&mut self) {
         self.0.sort_unstable();
         self.0.dedup_by(|later, earlier| {
@@ -404,7 +405,7 @@ impl Stalls {
         });
     }
 
-    /// Returns the total length of the stalls between `from` and `to`.
+    /// Returns how long the stalls between `from` and `to` lasted in total.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
         let overlap =
             |&(started, ended): &(Micros, Micros)| ended.min(to).saturating_sub(started.max(from));
@@ -419,7 +420,7 @@ impl Stalls {
             .unwrap_or(0)
     }
 
-    /// Returns the number of stalls that overlap this interval.
+    /// Returns how many stalls overlap this interval.
     pub(super) fn count(&self, from: Micros, to: Micros) -> u64 {
         self.near(from, to).map(|_| 1).sum()
     }
@@ -430,7 +431,7 @@ impl Stalls {
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
         let before = self.0.partition_point(|&(started, _)| started < to);
-        // The stalls are sorted by start, and none lasts for a minute.
+        // The stalls are sorted by their start, and none lasts a whole minute.
         let far = from.saturating_sub(60_000 * MILLI);
         let after = self.0.partition_point(|&(started, _)| started < far);
         self.0[after..before]

@@ -1,8 +1,9 @@
-//! Judges a run from its facts. What the layer reports of itself is ignored, except that it must be empty at the end.
+//! Judges a run by its facts. What the layer reports about itself is ignored, except that it must report nothing left at the
+//! end.
 //!
-//! The [`rules`] define when a call must complete, must be cancelled, or may do either. [`delivery`] defines which
-//! client must receive which answer, and [`health`] the final state of the server. A run in which too many calls may do
-//! either proves nothing, and fails.
+//! The [`rules`] define when a call must complete, must be cancelled, or may do either. [`delivery`] defines which client must
+//! receive which answer, and [`health`] what state the server must end up in. A run in which too many calls may do either
+//! proves nothing, so it fails.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -21,16 +22,16 @@ pub use self::{
 };
 use crate::{clock::SECOND, fact::Line};
 
-/// The findings of the referee.
+/// What the referee has found.
 #[derive(Debug)]
 pub struct Report {
     pub seed: Option<u64>,
     pub fault: Option<String>,
-    /// Number of calls, and number of answered calls, by route and class.
+    /// How many calls there were and how many of them were answered, by route and class.
     pub calls: BTreeMap<(&'static str, Class), (usize, usize)>,
-    /// Number of calls by client, for SDKs.
+    /// How many calls each SDK made.
     pub sdks: BTreeMap<String, usize>,
-    /// Calls that may do either, by the stories of their clients.
+    /// Calls that may do either, by their clients' stories.
     pub undecided: BTreeMap<String, usize>,
     pub wrong: BTreeMap<Violation, Vec<String>>,
     pub misdelivered: BTreeMap<Misdelivery, Vec<String>>,
@@ -44,12 +45,12 @@ pub struct Report {
     pub unexplained: Vec<String>,
 }
 
-/// Maximum percentage of calls that may do either.
+/// The highest percentage of calls that may do either.
 const MAX_EITHER_PERCENT: usize = 25;
-/// Maximum number of findings of each kind that are printed in full.
+/// How many findings of each kind are printed in full.
 const MAX_PRINTED: usize = 5;
 
-/// Judges the facts of a run, which must be sorted by time.
+/// Judges a run's facts, which must be sorted by time.
 #[must_use]
 pub fn judge(lines: &[Line]) -> Report {
     let history = History::of(lines);
@@ -81,7 +82,7 @@ pub fn judge(lines: &[Line]) -> Report {
         if class == Class::Either {
             *report.undecided.entry(kind(key)).or_default() += 1;
         }
-        // Raw clients are named `r<round>a<number>s<session>`. No SDK has such a name.
+        // Raw clients are named `r<round>a<number>s<session>`, and no SDK has a name like that.
         if !call.client.starts_with('r') || !call.client.contains('a') {
             *report.sdks.entry(call.client.to_string()).or_default() += 1;
         }
@@ -103,7 +104,7 @@ pub fn judge(lines: &[Line]) -> Report {
     report
 }
 
-/// Returns the last part of a call's name, which is its client's story. The names of an SDK's calls end with a number instead.
+/// Returns the last part of a call's name, which is its client's story. An SDK's calls have a number there instead.
 fn kind(key: &str) -> String {
     let name = key.split('~').next().unwrap_or_default();
     let kind = name.rsplit('.').next().unwrap_or_default();
@@ -115,7 +116,7 @@ fn kind(key: &str) -> String {
     }
 }
 
-/// Returns the course of a call in one line, in milliseconds since the request.
+/// Describes a call's course in one line, in milliseconds since the request.
 fn story(key: &str, call: &CallHistory) -> String {
     let since = |at: u64| at.saturating_sub(call.called) / 1_000;
     let mut line = format!(
@@ -152,7 +153,7 @@ fn story(key: &str, call: &CallHistory) -> String {
 // === impl Report ===
 
 impl Report {
-    /// Returns the number of calls, and the number of those that may do either.
+    /// Returns the number of calls, and how many of them may do either.
     #[must_use]
     pub fn total(&self) -> (usize, usize) {
         let count = |class: Option<Class>| {
@@ -165,7 +166,7 @@ impl Report {
         (count(None), count(Some(Class::Either)))
     }
 
-    /// Returns the reasons for which the run failed. Empty if the run passed.
+    /// Returns why the run failed. Empty if it passed.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();

@@ -1,37 +1,37 @@
-//! The rules: when a call may be cancelled, by when it must be cancelled, and whether the actual end complies.
+//! The rules: when a call may be cancelled, by when it must be cancelled, and whether it actually ended that way.
 //!
-//! The policy is that of `src/policy.rs` with `Grace::After(GRACE)` for calls of a session, and its table for all
-//! others: without a session there is no event id, so a disconnect cancels the call immediately, as 2026-07-28 does.
+//! Calls in a session follow the policy in `src/policy.rs` with `Grace::After(GRACE)`, and all others follow that file's table: without
+//! a session there is no event id, so a disconnect cancels the call immediately, as in 2026-07-28.
 //!
 //! | what the client did | the token may fire from | the handler must have stopped by |
 //! |---|---|---|
 //! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
-//! | resumed within the grace with an event id of the call | that absence allows and demands nothing | |
-//! | closed a stream and has another | nothing | nothing |
-//! | resumed within [`RACE`] of the end of the grace | likewise, for a while | nothing |
-//! | closed a resume before its head arrived | from the disconnect before | as if it had just disconnected |
+//! | resumed within the grace with one of the call's event ids | that absence allows and demands nothing | |
+//! | closed a stream but still has another | nothing | nothing |
+//! | resumed within [`RACE`] of the grace's end | likewise, for a while | nothing |
+//! | closed a resume before its head arrived | from the previous disconnect | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
-//! | sent a DELETE | then | its 2xx + 1 s; without the session manager rmcp's 5 s more |
-//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing: the kernel reads for it) |
+//! | sent a DELETE | then | its 2xx + 1 s; without the session manager, plus rmcp's 5 s |
+//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing, because the kernel reads for it) |
 //!
 //! | what the server did | | |
 //! |---|---|---|
 //! | has a call timeout | request + timeout | start + timeout + 1 s |
 //! | started to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
 //!
-//! Without the session manager, a deleted session accepts no cancel. rmcp's 5 s then apply.
+//! Without the session manager, a deleted session accepts no cancels, so rmcp's 5 s apply instead.
 //!
-//! Each "must" is extended by the stalls of the processes while an event had to be noticed or handled. It is also
-//! extended by `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. The
-//! deadline of a grace is extended by 100 ms for each stall, at most ten times, because the layer checks again after
-//! noticing a deadline late. A handler that ignores its token also has the time of `Setup::abort`.
+//! Each "must" is extended by however long processes were stalled while an event had to be noticed or handled. It is also extended by
+//! `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. A grace's deadline is extended
+//! by 100 ms per stall, up to ten times, because the layer checks again after noticing a deadline late. A handler that ignores its
+//! token is given `Setup::abort` on top.
 //!
-//! rmcp's worker waits for the slowest stream of a session. So while a client does not read one of them, no cancel reaches a handler of
-//! that session, and each "must" is extended until its client has disconnected.
+//! rmcp's worker waits for a session's slowest stream. So while a client is not reading one of them, no cancel reaches the session's
+//! handlers, and each "must" is extended until that client has disconnected.
 //!
-//! A call must complete if nothing allows its cancel before its natural end. It must be cancelled if a rule demands
-//! that before its natural end. All other calls may do either. A call whose id was used twice at a time may do
-//! anything, because the specification forbids that and the layer stops tracking the older one.
+//! A call must complete if nothing allows it to be cancelled before its natural end, and it must be cancelled if a rule demands that
+//! before its natural end. All other calls may do either. A call whose id was used by two calls at once may do anything, because the
+//! specification forbids that and the layer stops tracking the older one.
 
 use super::history::{CallHistory, End, History, Stream};
 use crate::{
@@ -41,10 +41,10 @@ use crate::{
     },
 };
 
-/// Maximum time until a request reaches the layer on a machine that does not stall.
+/// How long a request may take to reach the layer on a machine that does not stall.
 pub(super) const RACE: Micros = 250 * MILLI;
 
-/// The expected end of a call.
+/// How a call is expected to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     MustComplete,
@@ -54,7 +54,7 @@ pub enum Class {
     NeverStarted,
 }
 
-/// How the actual end violates the rules.
+/// How a call violated the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Violation {
     FalseCancel,
@@ -70,16 +70,16 @@ struct Allowed {
     to: Micros,
 }
 
-/// The bounds for one call that follow from the facts.
+/// What the facts imply for when one call may and must end.
 #[derive(Debug, Default)]
 struct Bounds {
     allowed: Vec<Allowed>,
     must_by: Vec<Micros>,
 }
 
-/// Returns the class of a call, and how its end violates the rules, if it does.
+/// Returns a call's class and, if it violated the rules, how.
 ///
-/// A handler that has not ended counts as one that answers at the end of the run.
+/// A handler that has not ended counts as answering at the end of the run.
 pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Violation>) {
     let (Some(start), Some(natural_end)) = (call.start(), call.natural_end()) else {
         return (Class::NeverStarted, None);
@@ -141,7 +141,7 @@ impl Bounds {
         bounds
     }
 
-    /// Adds what follows from the times in which the client had no stream of the call.
+    /// Adds what follows from the times during which the client had no stream of the call.
     fn add_disconnects(&mut self, call: &CallHistory, history: &History) {
         let generations = call.generations();
         // A resume that may not have been accepted does not end an absence.
@@ -162,7 +162,7 @@ impl Bounds {
         });
         for (from, next) in without_stream(connected_at_least) {
             let deadline = from + call.grace();
-            // A stalled server notices a resume only after the stall.
+            // A stalled server does not notice a resume until the stall is over.
             let sent = next.map_or(deadline, |(opened, _)| opened.min(deadline));
             let since = sent.min(deadline.saturating_sub(RACE));
             let late = RACE + history.stalls.within(since, deadline + RACE);
@@ -200,7 +200,7 @@ impl Bounds {
         }
     }
 
-    /// Adds what follows from the client's cancel, and from its DELETE.
+    /// Adds what follows from the client's cancel and from its DELETE.
     fn add_cancels_of_client(&mut self, call: &CallHistory, history: &History) {
         if let Some(cancelling) = call.cancelling {
             self.allow(cancelling, Micros::MAX);
@@ -227,7 +227,7 @@ impl Bounds {
         }
     }
 
-    /// Adds what follows from the call timeout, and from drains.
+    /// Adds what follows from the call timeout and from drains.
     fn add_cancels_of_server(&mut self, call: &CallHistory, start: Micros, history: &History) {
         if let Some(timeout) = call.setup.call_timeout {
             self.allow(call.called + micros(timeout), Micros::MAX);
@@ -257,11 +257,11 @@ impl Bounds {
         self.must_by.push(by);
     }
 
-    /// Extends a deadline by [`MARGIN`] and the stalls of the machine. With `Setup::abort`, the handler has that time in addition.
+    /// Extends a deadline by [`MARGIN`] and by the machine's stalls. With `Setup::abort`, the handler gets that time on top.
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
-        // The time at which the server had to notice the client's action. At the deadline it had to handle it.
+        // By then the server had to notice what the client did; by the deadline it had to handle it.
         let noticed = deadline.saturating_sub(call.grace());
         let late = history
             .stalls
@@ -276,17 +276,16 @@ impl Bounds {
     }
 }
 
-/// Returns when rmcp must have ended the handlers of a deleted session, which accepts no cancel of the layer.
+/// Returns when rmcp must have ended the handlers of a deleted session. Such a session accepts none of the layer's cancels.
 ///
-/// Returns `None` if the session was not deleted, or has the session manager.
+/// Returns `None` if the session has not been deleted or has the session manager.
 fn rmcp_drain_end(call: &CallHistory, history: &History) -> Option<Micros> {
     let session = history.sessions.get(call.session.as_ref()?)?;
     let deleting = session.deleting.filter(|_| !call.setup.is_wrapped)?;
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
-/// Returns the intervals in which none of these streams was open. Each has the next stream's times: when it was opened,
-/// and when it was accepted.
+/// Returns the intervals in which none of these streams was open. Each has the times at which the next stream was opened and accepted.
 fn without_stream(
     streams: impl Iterator<Item = (Micros, Micros, Micros)>,
 ) -> Vec<(Micros, Option<(Micros, Micros)>)> {
@@ -309,7 +308,7 @@ fn without_stream(
 }
 
 impl Stream {
-    /// Returns the time until which its client was connected. A client with the answer does not count as disconnected.
+    /// Returns until when its client was connected. A client that has the answer does not count as disconnected.
     fn connected_until(&self, disconnected_at: Option<Micros>) -> Micros {
         let disconnected_at = disconnected_at.filter(|_| self.answer.is_none());
         disconnected_at.unwrap_or(Micros::MAX)
@@ -318,7 +317,7 @@ impl Stream {
 
 /// Returns `true` if the layer must have accepted a resume.
 ///
-/// That is so if the head is a 200, or if the client stayed for more than a second.
+/// This is the case if the head is a 200, or if the client stayed for more than a second.
 fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
         || stream

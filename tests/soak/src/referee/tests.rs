@@ -1,4 +1,4 @@
-//! Tests of the referee with hand-written logs.
+//! Tests the referee with hand-written logs.
 
 use super::{Class, Misdelivery, Report, Violation, judge};
 use crate::{
@@ -12,7 +12,7 @@ const WORK: Micros = 8 * SECOND;
 const CALL: &str = "c~8000~0~heeds";
 const START: Micros = 100 * SECOND;
 
-/// The facts of one call, sent at [`START`] on stream 1.
+/// The facts about one call, sent at [`START`] on stream 1.
 struct Story(Vec<Line>);
 
 impl Story {
@@ -105,7 +105,7 @@ impl Story {
         self.fact(WORK / MILLI + 6, answer)
     }
 
-    fn judged(mut self) -> Report {
+    fn judge(mut self) -> Report {
         self = self.fact(30_000, Fact::Seed { seed: 1 });
         self.0.sort_by_key(|line| line.at);
         judge(&self.0)
@@ -117,7 +117,7 @@ fn class(report: &Report) -> Class {
     *class
 }
 
-fn wrong(report: &Report) -> Vec<Violation> {
+fn violations(report: &Report) -> Vec<Violation> {
     report.wrong.keys().copied().collect()
 }
 
@@ -130,55 +130,60 @@ fn a_call_whose_client_stays_must_complete() {
     let report = Story::on("wrapped")
         .answered()
         .gets_answer_of(1, CALL)
-        .judged();
+        .judge();
     assert_eq!(class(&report), Class::MustComplete);
-    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+    assert_eq!(
+        (violations(&report), misdelivered(&report)),
+        (vec![], vec![])
+    );
 }
 
 #[test]
-fn a_cancel_of_a_call_whose_client_stays_is_false() {
-    let report = Story::on("wrapped").cancelled(3_000).judged();
-    assert_eq!(wrong(&report), [Violation::FalseCancel]);
+fn cancelling_a_call_whose_client_stays_is_a_false_cancel() {
+    let report = Story::on("wrapped").cancelled(3_000).judge();
+    assert_eq!(violations(&report), [Violation::FalseCancel]);
 }
 
 #[test]
-fn a_cancel_within_the_grace_is_false() {
+fn cancelling_within_the_grace_is_a_false_cancel() {
     let report = Story::on("wrapped")
         .closes(1_000, 1)
         .cancelled(2_500)
-        .judged();
-    assert_eq!(wrong(&report), [Violation::FalseCancel]);
+        .judge();
+    assert_eq!(violations(&report), [Violation::FalseCancel]);
     // Without a session there is no grace.
     let report = Story::on("stateless")
         .closes(1_000, 1)
         .cancelled(1_200)
-        .judged();
-    assert_eq!(wrong(&report), []);
+        .judge();
+    assert_eq!(violations(&report), []);
 }
 
 #[test]
-fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
+fn an_orphan_that_is_not_cancelled_is_a_zombie() {
     let closed = || Story::on("layer").closes(1_000, 1);
-    let report = closed().cancelled(3_010).judged();
+    let report = closed().cancelled(3_010).judge();
     assert_eq!(
-        (class(&report), wrong(&report)),
+        (class(&report), violations(&report)),
         (Class::MustBeCancelled, vec![])
     );
     assert_eq!(
-        wrong(&closed().cancelled(4_500).judged()),
+        violations(&closed().cancelled(4_500).judge()),
         [Violation::Zombie]
     );
-    assert_eq!(wrong(&closed().answered().judged()), [Violation::Zombie]);
     assert_eq!(
-        wrong(&closed().judged()),
+        violations(&closed().answered().judge()),
+        [Violation::Zombie]
+    );
+    assert_eq!(
+        violations(&closed().judge()),
         [Violation::Zombie],
         "it never ended"
     );
 }
 
 #[test]
-fn a_stream_that_is_not_read_excuses_late_cancels_of_its_session_until_its_client_has_disconnected()
-{
+fn an_unread_stream_excuses_late_cancels_in_its_session_until_its_client_has_disconnected() {
     let other = |session: &str| Fact::Calling {
         call: "other~8000~0~floods".into(),
         client: "raw".into(),
@@ -207,7 +212,7 @@ fn a_stream_that_is_not_read_excuses_late_cancels_of_its_session_until_its_clien
             )
             .fact(3_500, Fact::Closing { stream: 3, how })
             .fact(3_501, Fact::Closed { stream: 3 });
-        wrong(&story.cancelled(cancelled).judged())
+        violations(&story.cancelled(cancelled).judge())
     };
     assert_eq!(deleted("s", 4_400), []);
     assert_eq!(deleted("s", 4_600), [Violation::Zombie]);
@@ -215,14 +220,14 @@ fn a_stream_that_is_not_read_excuses_late_cancels_of_its_session_until_its_clien
 }
 
 #[test]
-fn a_stall_of_the_machine_excuses_no_more_than_its_length_and_one_more_check() {
+fn a_stall_excuses_no_more_than_its_length_and_one_more_check() {
     let closed = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
         let story = Story::on("wrapped").closes(1_000, 1).fact(3_700, stall);
-        story.cancelled(4_000 + stalled).judged()
+        story.cancelled(4_000 + stalled).judge()
     };
-    assert_eq!(wrong(&closed(790)), []);
-    assert_eq!(wrong(&closed(900)), [Violation::Zombie]);
+    assert_eq!(violations(&closed(790)), []);
+    assert_eq!(violations(&closed(900)), [Violation::Zombie]);
 }
 
 #[test]
@@ -233,18 +238,18 @@ fn every_stall_excuses_one_more_check_at_the_end_of_a_grace_and_nothing_else() {
         (0..4_u64).fold(story, stall)
     };
     let closed = || with_stalls(Story::on("wrapped").closes(1_000, 1));
-    assert_eq!(wrong(&closed().cancelled(4_630).judged()), []);
+    assert_eq!(violations(&closed().cancelled(4_630).judge()), []);
     assert_eq!(
-        wrong(&closed().cancelled(4_700).judged()),
+        violations(&closed().cancelled(4_700).judge()),
         [Violation::Zombie]
     );
     let gave_up = || {
         let story = Story::on("wrapped").fact(2_999, Fact::Cancelling { call: CALL.into() });
         with_stalls(story.fact(3_000, Fact::Cancelled { call: CALL.into() }))
     };
-    assert_eq!(wrong(&gave_up().cancelled(4_230).judged()), []);
+    assert_eq!(violations(&gave_up().cancelled(4_230).judge()), []);
     assert_eq!(
-        wrong(&gave_up().cancelled(4_300).judged()),
+        violations(&gave_up().cancelled(4_300).judge()),
         [Violation::Zombie]
     );
 }
@@ -252,11 +257,14 @@ fn every_stall_excuses_one_more_check_at_the_end_of_a_grace_and_nothing_else() {
 #[test]
 fn a_client_that_resumes_in_time_keeps_its_call() {
     let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(2_000, "0/0");
-    let report = resumed().answered().gets_answer_of(2, CALL).judged();
+    let report = resumed().answered().gets_answer_of(2, CALL).judge();
     assert_eq!(class(&report), Class::MustComplete);
-    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     assert_eq!(
-        wrong(&resumed().cancelled(3_005).judged()),
+        (violations(&report), misdelivered(&report)),
+        (vec![], vec![])
+    );
+    assert_eq!(
+        violations(&resumed().cancelled(3_005).judge()),
         [Violation::FalseCancel]
     );
 }
@@ -270,56 +278,62 @@ fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
                 .closes(1_500, closes)
         };
         let stays = 3 - closes;
-        let report = two().answered().gets_answer_of(stays, CALL).judged();
+        let report = two().answered().gets_answer_of(stays, CALL).judge();
         assert_eq!(class(&report), Class::MustComplete);
-        assert_eq!(wrong(&report), []);
+        assert_eq!(violations(&report), []);
         assert_eq!(
-            wrong(&two().cancelled(3_505).judged()),
+            violations(&two().cancelled(3_505).judge()),
             [Violation::FalseCancel]
         );
         assert_eq!(
-            misdelivered(&two().answered().judged()),
+            misdelivered(&two().answered().judge()),
             [Misdelivery::LostAnswer]
         );
         let neither = two().closes(2_000, stays);
         assert_eq!(
-            wrong(&neither.cancelled(6_000).judged()),
+            violations(&neither.cancelled(6_000).judge()),
             [Violation::Zombie]
         );
     }
 }
 
 #[test]
-fn a_replay_that_ends_does_not_excuse_the_stream_before_it() {
+fn the_end_of_a_replay_does_not_excuse_the_stream_before_it() {
     let checks = || {
         Story::on("replays")
             .resumes(1_000, "0/0")
             .stream_ends(1_003, 2)
     };
-    let report = checks().answered().gets_answer_of(1, CALL).judged();
+    let report = checks().answered().gets_answer_of(1, CALL).judge();
     assert_eq!(class(&report), Class::MustComplete);
-    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     assert_eq!(
-        wrong(&checks().cancelled(3_010).judged()),
+        (violations(&report), misdelivered(&report)),
+        (vec![], vec![])
+    );
+    assert_eq!(
+        violations(&checks().cancelled(3_010).judge()),
         [Violation::FalseCancel]
     );
 }
 
 #[test]
-fn a_stream_that_another_replaced_need_not_have_the_answer() {
+fn a_replaced_stream_need_not_have_the_answer() {
     let both = || Story::on("wrapped").resumes(1_000, "0/0");
     for replaced in [1, 2] {
         let report = both().stream_ends(1_004, replaced).answered();
-        let report = report.gets_answer_of(3 - replaced, CALL).judged();
-        assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+        let report = report.gets_answer_of(3 - replaced, CALL).judge();
+        assert_eq!(
+            (violations(&report), misdelivered(&report)),
+            (vec![], vec![])
+        );
     }
-    let none = both().stream_ends(1_004, 1).answered().judged();
+    let none = both().stream_ends(1_004, 1).answered().judge();
     assert_eq!(misdelivered(&none), [Misdelivery::LostAnswer]);
-    // A stream that ended earlier is not replaced by a later resume.
+    // A stream that had already ended is not replaced by a later resume.
     let again = Story::on("wrapped")
         .stream_ends(900, 1)
         .resumes(1_000, "0/0");
-    let report = again.answered().stream_ends(8_100, 2).judged();
+    let report = again.answered().stream_ends(8_100, 2).judge();
     assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
 }
 
@@ -331,23 +345,23 @@ fn a_connected_client_must_get_the_error_when_the_server_ends_its_call() {
             .stream_ends(1_004, 1)
             .cancelled(4_010)
     };
-    assert_eq!(wrong(&ended().judged()), []);
-    assert_eq!(misdelivered(&ended().judged()), [Misdelivery::MissingError]);
-    let stream_ends = ended().stream_ends(4_008, 2).judged();
+    assert_eq!(violations(&ended().judge()), []);
+    assert_eq!(misdelivered(&ended().judge()), [Misdelivery::MissingError]);
+    let stream_ends = ended().stream_ends(4_008, 2).judge();
     assert_eq!(
         misdelivered(&stream_ends),
         [Misdelivery::MissingError],
         "it may ask again"
     );
     let polls = Fact::Polling { call: CALL.into() };
-    let polled = ended().fact(3_990, polls).stream_ends(3_995, 2).judged();
+    let polled = ended().fact(3_990, polls).stream_ends(3_995, 2).judge();
     assert_eq!(misdelivered(&polled), [], "the server made it poll");
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
         code: -32_001,
     };
-    assert_eq!(misdelivered(&ended().fact(4_012, error).judged()), []);
+    assert_eq!(misdelivered(&ended().fact(4_012, error).judge()), []);
 }
 
 #[test]
@@ -356,46 +370,49 @@ fn a_wrong_event_id_does_not_resume() {
         .closes(1_000, 1)
         .resumes(2_000, "7/7")
         .answered()
-        .judged();
-    assert_eq!(wrong(&report), [Violation::Zombie]);
+        .judge();
+    assert_eq!(violations(&report), [Violation::Zombie]);
 }
 
 #[test]
 fn a_resume_at_the_end_of_the_grace_allows_either_outcome() {
     let edge = (1_000 + GRACE / MILLI) - 100;
     let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(edge, "0/0");
-    let report = resumed().answered().gets_answer_of(2, CALL).judged();
-    assert_eq!((class(&report), wrong(&report)), (Class::Either, vec![]));
-    assert_eq!(wrong(&resumed().cancelled(3_005).judged()), []);
+    let report = resumed().answered().gets_answer_of(2, CALL).judge();
+    assert_eq!(
+        (class(&report), violations(&report)),
+        (Class::Either, vec![])
+    );
+    assert_eq!(violations(&resumed().cancelled(3_005).judge()), []);
 }
 
 #[test]
-fn a_server_that_is_suspended_need_not_receive_a_resume() {
+fn a_suspended_server_need_not_receive_a_resume() {
     let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(2_000, "0/0");
     let stalled = |millis| resumed().fact(2_950, Fact::Stalled { millis });
-    assert_eq!(wrong(&stalled(900).cancelled(3_300).judged()), []);
-    let report = stalled(300).cancelled(3_300).judged();
-    assert_eq!(wrong(&report), [Violation::FalseCancel]);
+    assert_eq!(violations(&stalled(900).cancelled(3_300).judge()), []);
+    let report = stalled(300).cancelled(3_300).judge();
+    assert_eq!(violations(&report), [Violation::FalseCancel]);
 }
 
 #[test]
-fn an_answer_of_another_client_is_wrong_on_any_stream() {
+fn another_clients_answer_is_wrong_on_any_stream() {
     let report = Story::on("wrapped")
         .answered()
         .gets_answer_of(1, "d~1~0~heeds")
-        .judged();
+        .judge();
     assert_eq!(misdelivered(&report), [Misdelivery::WrongAnswer]);
     let listening = Fact::Listening {
         session: Some("t".into()),
         stream: 9,
     };
     let story = Story::on("layer").fact(8, listening).answered();
-    assert_eq!(story.gets_answer_of(9, CALL).judged().stray_answers, 1);
+    assert_eq!(story.gets_answer_of(9, CALL).judge().stray_answers, 1);
 }
 
 #[test]
-fn an_answer_that_its_client_waits_for_must_arrive() {
-    let report = Story::on("layer").answered().judged();
+fn an_answer_must_reach_a_waiting_client() {
+    let report = Story::on("layer").answered().judge();
     assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
 }
 
@@ -407,17 +424,17 @@ fn a_client_that_resumes_too_late_must_get_the_error() {
             .cancelled(3_005)
             .resumes(4_000, "0/0")
     };
-    assert_eq!(misdelivered(&late().judged()), [Misdelivery::MissingError]);
+    assert_eq!(misdelivered(&late().judge()), [Misdelivery::MissingError]);
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
         code: -32_800,
     };
-    assert_eq!(misdelivered(&late().fact(4_003, error).judged()), []);
+    assert_eq!(misdelivered(&late().fact(4_003, error).judge()), []);
 }
 
 #[test]
-fn state_that_remains_at_rest_is_a_leak() {
+fn state_left_at_rest_is_a_leak() {
     let gauge = |calls| {
         Fact::Gauge(Gauge {
             calls,
@@ -431,7 +448,7 @@ fn state_that_remains_at_rest_is_a_leak() {
         let story = Story::on("wrapped").answered().gets_answer_of(1, CALL);
         let story = story.fact(20_000, Fact::Quiet).fact(20_500, gauge(0));
         let story = story.fact(25_000, Fact::Quiet).fact(25_500, gauge(calls));
-        story.judged().failures()
+        story.judge().failures()
     };
     assert_eq!(run(0), Vec::<String>::new());
     assert_eq!(run(1), ["1 calls are left after the second round"]);

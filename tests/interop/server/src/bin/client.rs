@@ -32,7 +32,7 @@ enum Order {
     Close { close: String },
 }
 
-/// `{"open": "<cell>", "url": …, "arguments": …, "timeout": …}`: connect, and call the tool.
+/// `{"open": "<cell>", "url": …, "arguments": …, "timeout": …}`: connect and call the tool.
 #[derive(Deserialize)]
 struct Call {
     #[serde(rename = "open")]
@@ -43,11 +43,11 @@ struct Call {
     timeout: f64,
 }
 
-/// The progress that the handler reported.
+/// The progress that the handler has reported.
 #[derive(Clone, Default)]
 struct Progress(Arc<Mutex<Vec<f64>>>);
 
-/// More time than the handlers of notifications need.
+/// Longer than notification handlers need.
 const NOTIFICATIONS: Duration = Duration::from_millis(50);
 
 #[tokio::main]
@@ -77,8 +77,8 @@ async fn main() {
     }
 }
 
-/// Connects and calls the tool, and stays connected until `close` is notified. Reports the outcome, unless `close` is
-/// notified first, and then the close. If it cannot connect, reports only that.
+/// Connects, calls the tool, and stays connected until `close` is notified. Reports the outcome, unless `close` is
+/// notified first, and then that it has closed. If it cannot connect, it only reports that.
 async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
     let lifecycle = if modern {
         ClientLifecycleMode::Discover {
@@ -94,7 +94,7 @@ async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
     };
     tokio::select! {
         outcome = ask(client.peer(), &call) => {
-            // rmcp runs a task for each notification, so the answer may arrive before them.
+            // rmcp runs a task per notification, so the answer may arrive before them.
             tokio::time::sleep(NOTIFICATIONS).await;
             report(&call, outcome.map_err(|error| error.to_string()), &progress);
             close.notified().await;

@@ -1,4 +1,4 @@
-//! The server under test. Its tool works until it is ordered to finish, and reports its outcome.
+//! The server under test. Its tool works until it is ordered to finish, and reports how it ended.
 
 use std::{
     collections::HashMap,
@@ -61,7 +61,7 @@ enum Tier {
     Wrapped,
 }
 
-/// The next step for the handler of a cell: `{"progress": "<cell>"}`, `{"finish": "<cell>"}`.
+/// The next step for a cell's handler: `{"progress": "<cell>"}`, `{"finish": "<cell>"}`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Step {
@@ -75,7 +75,7 @@ struct Worker {
     tool_router: ToolRouter<Self>,
 }
 
-/// The pending steps of the handlers. A step may be stored before its call starts.
+/// The handlers' pending steps. A step may be stored before its call starts.
 #[derive(Default)]
 struct StepQueues(Mutex<HashMap<String, Steps>>);
 
@@ -92,7 +92,7 @@ struct Job {
     bytes: usize,
 }
 
-/// The layer's counts, for comparison with the handlers'.
+/// The layer's counts, to compare with the handlers'.
 #[derive(Default)]
 struct Tally {
     cancelled: AtomicUsize,
@@ -149,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until no call is in flight, or for 2 s longer than the grace, because the last clients may have left orphans.
+/// Waits until no call is in flight, but at most 2 s longer than the grace. The last clients may have left orphans.
 async fn settle(calls: &Calls, grace: Option<Duration>) {
     let end = Instant::now() + grace.unwrap_or(MIN_GRACE) + Duration::from_secs(2);
     while !calls.is_empty() && Instant::now() < end {
@@ -159,7 +159,7 @@ async fn settle(calls: &Calls, grace: Option<Duration>) {
 
 fn layer(grace: Option<Duration>, tally: Arc<Tally>) -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new()
-        // An explicit grace would also apply to stateless calls. These keep the behaviour of the specification.
+        // An explicit grace would also apply to stateless calls, which are to behave as the specification requires.
         .policy(move |call: &CallInfo| match (grace, call.session()) {
             (Some(grace), Some(_)) => Policy::new().grace(Grace::After(grace)),
             _ => Policy::new(),
@@ -285,12 +285,12 @@ impl ServerHandler for Worker {}
 // === impl StepQueues ===
 
 impl StepQueues {
-    /// Stores a step for the handler of a cell, unless the handler has ended.
+    /// Stores a step for a cell's handler, unless the handler has already ended.
     fn put(&self, cell: &str, step: Step) {
         let _ended = self.of(cell, |(steps, _)| steps.send(step));
     }
 
-    /// Returns the steps of a cell, or `None` if they were taken before.
+    /// Returns a cell's steps, or `None` if they have already been taken.
     fn steps(&self, cell: &str) -> Option<mpsc::UnboundedReceiver<Step>> {
         self.of(cell, |(_, steps)| steps.take())
     }

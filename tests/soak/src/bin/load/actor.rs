@@ -1,4 +1,4 @@
-//! A raw client. It opens one session after the other, with a few concurrent calls each.
+//! A raw client, which opens one session after another, each with a few concurrent calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     story::Story,
 };
 
-/// The routes, each with its weight.
+/// The routes and their weights.
 const ROUTES: &[(u32, &str)] = &[
     (30, "wrapped"),
     (20, "layer"),
@@ -33,7 +33,7 @@ const ROUTES: &[(u32, &str)] = &[
 
 /// Opens sessions and plays stories in them until `end`.
 pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Instant) {
-    // The clients start at different times.
+    // This makes the clients start at different times.
     sleep_until((Instant::now() + millis(&mut dice, 0..2_000)).min(end)).await;
     let routes = world.only.among(ROUTES, |route| route);
     let mut turn = 0;
@@ -45,13 +45,13 @@ pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Ins
         let watched = dice.bool();
         match Session::open(&world, setup, &client, watched).await {
             Some(session) => play(Arc::new(session), &client, &mut dice, end).await,
-            // The drained server is sometimes down.
+            // The drained server is down at times.
             None => sleep(Duration::from_millis(300)).await,
         }
     }
 }
 
-/// Makes some calls, one or several at a time, and ends the session in a random way.
+/// Makes some calls, one or several at a time, and ends the session in some random way.
 async fn play(session: Arc<Session>, client: &str, dice: &mut Rng, end: Instant) {
     let mut listener = JoinSet::new();
     if session.id.is_some() && dice.u8(..5) == 0 {

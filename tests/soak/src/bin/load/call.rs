@@ -1,4 +1,4 @@
-//! A call of a raw client, which sends, reads, disconnects and resumes, and records each step.
+//! A raw client's call, which sends, reads, disconnects and resumes, and records each step.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     session::Session,
 };
 
-/// A call, with the client's current connection.
+/// A call and its client's current connection.
 pub(crate) struct ClientCall {
     pub(crate) session: Arc<Session>,
     pub(crate) key: Call,
@@ -26,18 +26,18 @@ pub(crate) struct ClientCall {
     pub(crate) last_event_id: Option<String>,
 }
 
-/// The reason why a client stopped reading.
+/// Why a client has stopped reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadEnd {
-    /// The answer, or an error instead of it.
+    /// It has read the answer, or an error in its place.
     Answer,
-    /// The end of the stream, without an answer. Or there is no connection.
+    /// The stream has ended without an answer, or there is no connection.
     End,
-    /// Its time was over, or it has the head that it waited for.
+    /// Its time is up, or it has read the head it was waiting for.
     Time,
 }
 
-/// The meaning of an item for its call.
+/// What an item means for its call.
 pub(crate) enum ItemKind {
     Head,
     Event(Option<String>),
@@ -58,7 +58,7 @@ impl ClientCall {
         }
     }
 
-    /// Returns the same call, for a second connection of its client.
+    /// Returns the same call, for its client's second connection.
     pub(crate) fn second(&self) -> Self {
         Self {
             session: self.session.clone(),
@@ -106,19 +106,19 @@ impl ClientCall {
         Some(())
     }
 
-    /// Records that the call was sent on this connection, and keeps the connection.
+    /// Records that the call has been sent on this connection, and keeps the connection.
     pub(crate) fn on_sent(&mut self, connection: Connection) {
         let stream = connection.number;
         self.log().write(Fact::Sent { stream });
         self.connection = Some(connection);
     }
 
-    /// Reads until the answer, for at most this time.
+    /// Reads until the answer, but no longer than this.
     pub(crate) async fn read(&mut self, limit: Duration) -> ReadEnd {
         self.read_until(limit, false).await
     }
 
-    /// Reads until the head, for at most this time.
+    /// Reads until the head, but no longer than this.
     pub(crate) async fn head(&mut self, limit: Duration) -> ReadEnd {
         self.read_until(limit, true).await
     }
@@ -155,7 +155,7 @@ impl ClientCall {
         }
     }
 
-    /// Resumes after the last event that was read. Returns `None` if there is none, or the request could not be sent.
+    /// Resumes after the last event that was read. Returns `None` if there was none, or if the request could not be sent.
     pub(crate) async fn resume(&mut self) -> Option<()> {
         let id = self.last_event_id.clone()?;
         let mut connection = self.session.connect().await.ok()?;
@@ -184,7 +184,7 @@ impl ClientCall {
         }
     }
 
-    /// Has the server end the stream. Returns `None` if the stream's number is not known, or the server does not answer.
+    /// Has the server end the stream. Returns `None` if the stream's number is unknown or the server does not answer.
     pub(crate) async fn poll(&self) -> Option<()> {
         let (_, stream) = self.last_event_id.as_deref()?.split_once('/')?;
         let session = self.session.id.as_deref()?;
@@ -195,9 +195,10 @@ impl ClientCall {
         self.session.exchange(&request).await.map(drop)
     }
 
-    /// Reads up to the answer, resumes whenever the stream ends without one, and then closes.
+    /// Reads up to the answer, resuming whenever the stream ends without one, then closes.
     ///
-    /// Each read has this limit. There are at most four resumes. With a store that only replays, there are resumes up to the limit.
+    /// The limit applies to each read. There are at most four resumes, or with a store that only replays, any number within the
+    /// limit.
     pub(crate) async fn stay(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         let ends_always = self.session.setup.store == Some(Store::Replays);
@@ -218,7 +219,7 @@ impl ClientCall {
     }
 }
 
-/// Records an item of a stream, and returns what the item means for its call.
+/// Records an item from a stream, and returns what it means for the call.
 pub(crate) fn record(log: &Log, stream: Stream, item: &Item) -> ItemKind {
     let event = match item {
         Item::Head { status, .. } => {

@@ -1,4 +1,4 @@
-//! One TCP connection of a raw client, with one request on it.
+//! One of a raw client's TCP connections, with one request on it.
 
 use std::{
     collections::VecDeque,
@@ -33,16 +33,16 @@ pub(crate) struct World {
     next: AtomicU64,
 }
 
-/// The ports of the server.
+/// The server's ports.
 #[derive(Deserialize)]
 pub(crate) struct Ports {
     plain: u16,
-    /// The port where hyper is notified of disconnects that it would not read.
+    /// The port where hyper also learns of disconnects that it would not read itself.
     watched: u16,
     drained: u16,
 }
 
-/// A connection. Its close is recorded in every case, at the latest on drop.
+/// A connection. The fact that it was closed is always recorded, on drop at the latest.
 pub(crate) struct Connection {
     stream: Option<TcpStream>,
     world: Arc<World>,
@@ -74,12 +74,12 @@ impl World {
         }
     }
 
-    /// Returns the number of a new stream.
+    /// Returns a number for a new stream.
     pub(crate) fn next_stream(&self) -> Stream {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the port of this set-up. `watched` selects the listener that watches its connections, if the set-up has one.
+    /// Returns the set-up's port. `watched` selects the listener that watches its connections, if the set-up has one.
     pub(crate) fn port(&self, setup: &Setup, watched: bool) -> u16 {
         match (setup.is_drained, watched) {
             (true, _) => self.ports.drained,
@@ -125,7 +125,7 @@ impl Connection {
         timeout(TIMEOUT, stream.write_all(bytes)).await?
     }
 
-    /// Returns the next item, or `None` if the server closes. Cancel safe.
+    /// Returns the next item, or `None` once the server has closed. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Item> {
         loop {
             if let Some(item) = self.items.pop_front() {
@@ -139,9 +139,9 @@ impl Connection {
         }
     }
 
-    /// Reads the response to its end. Returns its status, its session id and its events.
+    /// Reads the whole response. Returns its status, its session id and its events.
     ///
-    /// Returns `None` if the response is incomplete after [`TIMEOUT`], or when the server closes.
+    /// Returns `None` if the response is still incomplete after [`TIMEOUT`], or when the server closes.
     pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
         let (mut head, mut events) = (None, Vec::new());
         let until = Instant::now() + TIMEOUT;
@@ -154,7 +154,8 @@ impl Connection {
         }
     }
 
-    /// Records that the server ended the response, and drops the connection. The client records no disconnect.
+    /// Records that the server has ended the response, and drops the connection. The client then records no disconnect of its
+    /// own.
     pub(crate) fn record_end(mut self) {
         self.world.log.write(Fact::StreamEnded {
             stream: self.number,
@@ -163,7 +164,7 @@ impl Connection {
         self.stream = None;
     }
 
-    /// Closes the connection in this way, and records that before and after.
+    /// Closes the connection in this way, recording that both before and after.
     pub(crate) async fn close(mut self, how: CloseKind) {
         let number = self.number;
         self.world.log.write(Fact::Closing {

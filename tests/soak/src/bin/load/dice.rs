@@ -1,18 +1,18 @@
-//! Random choices, from the seed.
+//! Random choices, derived from the seed.
 
 use std::{ops::Range, time::Duration};
 
 use fastrand::Rng;
 use serde::Deserialize;
 
-/// The names of the selected routes and stories. Empty for all of them.
+/// The names of the selected routes and stories. Empty selects all of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Only(Vec<String>);
 
-/// Returns the random numbers of a client in a round.
+/// Returns a client's random numbers for a round.
 pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
-    // FNV-1a: the same on every machine and with every compiler.
+    // FNV-1a, because it is the same on every machine and with every compiler.
     let mut hash =
         0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round as u64;
     for byte in name.bytes() {
@@ -21,12 +21,12 @@ pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     Rng::with_seed(hash)
 }
 
-/// Returns a random duration in this range of milliseconds.
+/// Returns a random duration from this range of milliseconds.
 pub(crate) fn millis(dice: &mut Rng, range: Range<u64>) -> Duration {
     Duration::from_millis(dice.u64(range))
 }
 
-/// Returns one of the choices, at random by their weights.
+/// Picks one of the choices at random, according to their weights.
 pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
     let mut left = dice.u32(..choices.iter().map(|(weight, _)| weight).sum::<u32>());
     for &(weight, choice) in choices {
@@ -41,7 +41,7 @@ pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
 // === impl Only ===
 
 impl Only {
-    /// Returns the selected choices, or all if none of them is selected.
+    /// Returns the selected choices, or all of them if none is selected.
     pub(crate) fn among<T: Copy, N: AsRef<str>>(
         &self,
         choices: &[(u32, T)],

@@ -1,9 +1,9 @@
-//! The clients: raw ones that do what no proper client does, and real SDKs behind a proxy that cuts connections.
+//! The clients: raw ones that do what no proper client would, and real SDKs behind a proxy that cuts connections.
 //!
 //!     load LOG {"seed", "warm", "load", "actors", "ports": {"plain", "watched", "drained"}, "sdks": [{"name", "command", "sessions"}]}
 //!
-//! There are two rounds, each followed by a quiet period. The remains of the second round are compared with those of
-//! the first. The seed and a client's name alone determine what the client does.
+//! There are two rounds, each followed by a quiet period. What is left after the second round is compared with what was left after the
+//! first. What a client does depends on nothing but the seed and its name.
 
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
@@ -38,9 +38,9 @@ mod story;
 #[derive(Deserialize)]
 struct Plan {
     seed: u64,
-    /// Seconds of the first round.
+    /// How long the first round takes, in seconds.
     warm: f64,
-    /// Seconds of the second.
+    /// How long the second round takes, in seconds.
     load: f64,
     actors: usize,
     ports: Ports,
@@ -49,13 +49,13 @@ struct Plan {
     only: Only,
 }
 
-/// Maximum duration of a story, on a slow machine.
+/// How long a story may take, even on a slow machine.
 const STORY_TIMEOUT: Duration = Duration::from_secs(90);
-/// Stack size of a thread: 16 MiB.
+/// A thread's stack size.
 ///
-/// Chosen because a story is one large future that an unoptimized build moves around, which overflows tokio's 2 MiB.
+/// A story is one large future that an unoptimized build moves around, which overflows tokio's 2 MiB.
 const STACK: usize = 16 * 1024 * 1024;
-/// Time until the gauges have been read.
+/// How long it takes until the gauges have been read.
 const GAUGES: Duration = Duration::from_millis(2_500);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -106,7 +106,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         timeout(limit, all)
             .await
             .map_err(|_| "some clients have not ended 90 s after their round")?;
-        // All clients have closed. Sessions that were left open expire in that time.
+        // By now all clients have closed. Sessions that were left open expire during this sleep.
         sleep(RETENTION + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;

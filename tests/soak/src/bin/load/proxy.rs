@@ -1,4 +1,4 @@
-//! A proxy for the call of one SDK. It records the messages and resets connections on demand.
+//! A proxy for one SDK's call, which records the messages and resets connections on demand.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,20 +23,20 @@ pub(crate) struct Proxy {
     _tasks: JoinSet<()>,
 }
 
-/// Shared by all connections of a proxy.
+/// What all of a proxy's connections share.
 struct Link {
     world: Arc<World>,
     setup: &'static Setup,
     call: Call,
     client: Arc<str>,
     server: u16,
-    /// Number of times everything was cut.
+    /// How often everything has been cut.
     cuts: watch::Sender<u32>,
     refuses: watch::Sender<bool>,
     call_passed: Notify,
 }
 
-/// The request that is passing through, with its response.
+/// The request that is passing through, along with its response.
 enum Passing {
     Nothing,
     /// A request that is not recorded.
@@ -75,7 +75,7 @@ impl Proxy {
         })
     }
 
-    /// Waits until the call has arrived at the proxy.
+    /// Waits until the call has reached the proxy.
     pub(crate) async fn call_passed(&self) {
         self.link.call_passed.notified().await;
     }
@@ -85,13 +85,13 @@ impl Proxy {
         self.link.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Resets all connections, including later ones.
+    /// Resets all connections, including any later ones.
     pub(crate) fn refuse(&self) {
         self.link.refuses.send_replace(true);
         self.cut();
     }
 
-    /// Resets the remaining connections and waits until this has been recorded.
+    /// Resets the remaining connections and waits until that has been recorded.
     pub(crate) async fn end(self) {
         self.refuse();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -99,7 +99,7 @@ impl Proxy {
     }
 }
 
-/// Accepts connections until they are refused. Then waits for the existing ones.
+/// Accepts connections until asked to refuse them, then waits for the existing ones.
 async fn serve(listener: TcpListener, link: Arc<Link>) {
     let mut connections = JoinSet::new();
     let mut refuses = link.refuses.subscribe();
@@ -119,12 +119,12 @@ async fn serve(listener: TcpListener, link: Arc<Link>) {
         () = accept => {}
         _ = refuses.wait_for(|refuses| *refuses) => {}
     }
-    // From now on connections are refused. The existing ones end by themselves.
+    // From now on connections are refused. The existing ones end on their own.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-/// Makes the drop of a stream reset its connection.
+/// Makes dropping a stream reset its connection.
 fn reset(stream: &TcpStream) {
     let _result = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

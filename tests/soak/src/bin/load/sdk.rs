@@ -1,4 +1,4 @@
-//! Clients that are real SDKs: the programs of `tests/interop`, each with a few concurrent calls.
+//! Real SDKs as clients: the programs from `tests/interop`, each with a few concurrent calls.
 
 use std::{
     collections::HashMap,
@@ -29,11 +29,11 @@ use crate::{
     proxy::Proxy,
 };
 
-/// Number of concurrent calls of an SDK.
+/// How many calls an SDK makes concurrently.
 pub(crate) const CELLS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// A program of `tests/interop` that runs an SDK.
+/// A program from `tests/interop` that runs an SDK.
 #[derive(Deserialize)]
 pub(crate) struct Program {
     name: String,
@@ -50,7 +50,7 @@ pub(crate) struct Sdk {
     _process: Child,
 }
 
-/// The receivers of the program's events, by call.
+/// Where the program's events are sent, by call.
 type Cells = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Value>>>>;
 
 /// What happens to the SDK during its call.
@@ -72,7 +72,7 @@ impl Sdk {
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // The programs log every cut connection.
+        // The programs log every connection that gets cut.
         command.stderr(Stdio::null()).kill_on_drop(true);
         for name in [
             "http_proxy",
@@ -116,14 +116,14 @@ impl Sdk {
         &self.program.name
     }
 
-    /// Sends an order to the program. A program that has ended is ignored.
+    /// Sends an order to the program, unless the program has already exited.
     async fn order(&self, order: Value) {
         let line = format!("{order}\n");
         let _sent = self.orders.lock().await.write_all(line.as_bytes()).await;
     }
 }
 
-/// Makes one call after the other until its time is over.
+/// Makes one call after another until its time is up.
 pub(crate) async fn run(
     sdk: Arc<Sdk>,
     world: Arc<World>,
@@ -153,7 +153,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Makes one call through a proxy of its own, and records its outcome. Returns `None` if the proxy cannot start.
+/// Makes one call through a proxy of its own, and records the outcome. Returns `None` if the proxy cannot start.
 async fn call(
     sdk: &Sdk,
     world: &Arc<World>,
@@ -204,7 +204,7 @@ async fn call(
         let whole = answer(&cell, bytes);
         world.log.write(Fact::Outcome {
             call: cell.as_str().into(),
-            // A correct long answer is replaced by its name.
+            // A correct long answer is replaced with its name.
             text: event["text"].as_str().map(|text| {
                 if text == whole {
                     cell.clone()

@@ -1,4 +1,4 @@
-//! A session of a raw client, or its substitute without sessions.
+//! A raw client's session, or what stands in for one without sessions.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ pub(crate) struct Session {
     pub(crate) id: Option<Arc<str>>,
     port: u16,
     next: AtomicU64,
-    /// Number of requests so far.
+    /// How many requests have been made so far.
     turn: AtomicUsize,
     watched: bool,
 }
@@ -65,7 +65,7 @@ impl Session {
         Some(session)
     }
 
-    /// Returns the path of the next request. The paths of the route are used in turn.
+    /// Returns the next request's path. The route's paths take turns.
     pub(crate) fn path(&self) -> String {
         let mut paths = self.setup.paths();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % paths.len();
@@ -91,13 +91,13 @@ impl Session {
         Connection::open_small(&self.world, self.port).await
     }
 
-    /// Sends a message. Returns the response's status, or `None` if there is no complete response.
+    /// Sends a message. Returns the response's status, or `None` unless the response is complete.
     pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
         let request = Request::post(&self.path(), self.id.as_deref(), message);
         self.exchange(&request).await.map(|(status, ..)| status)
     }
 
-    /// Sends one request on its own connection. Returns the status and the session id of a complete response.
+    /// Sends one request on a connection of its own. Returns the status and the session id if the response is complete.
     pub(crate) async fn exchange(&self, request: &Request) -> Option<(u16, Option<String>, ())> {
         let mut connection = self.connect().await.ok()?;
         connection.send(request).await.ok()?;
@@ -115,7 +115,7 @@ impl Session {
         });
     }
 
-    /// Reads the standalone stream until it ends, or until this is dropped.
+    /// Reads the standalone stream until it ends or this future is dropped.
     pub(crate) async fn listen(self: Arc<Self>) {
         let Ok(mut connection) = self.connect().await else {
             return;

@@ -1,4 +1,4 @@
-//! The stories of a call.
+//! The stories that a call can play out.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -29,9 +29,9 @@ pub(crate) enum Story {
     ResumesLate,
     ResumesTwice,
     ResumesWhileConnected,
-    /// Resumes on two connections at once, one of which stays.
+    /// Resumes on two connections at once, and stays on one of them.
     ResumesOnTwoConnections,
-    /// Resumes on a second connection and closes that one again.
+    /// Resumes on a second connection, then closes that one again.
     ResumesBriefly,
     TriesWrongIds,
     Polls,
@@ -72,11 +72,11 @@ const WITHOUT_SESSIONS: &[(u32, Story)] = &[
     (7, SendsGarbage),
 ];
 
-/// Longer than the work of any handler, and than any grace.
+/// Longer than any handler works, and longer than any grace.
 const LONG: Duration = Duration::from_secs(9);
-/// A client that resumes within this time, in milliseconds, is in time on any machine.
+/// A client that resumes within this many milliseconds is in time on any machine.
 const IN_TIME: u64 = GRACE / MILLI - 800;
-/// A client that resumes after this time is too late.
+/// A client that resumes later than this is too late.
 const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 
 // === impl Story ===
@@ -92,7 +92,7 @@ impl Story {
         weighted(dice, &only.among(stories, |story| format!("{story:?}")))
     }
 
-    /// Returns how long its handler works.
+    /// Returns how long the story's handler works.
     fn work(self, dice: &mut Rng, setup: &Setup) -> Duration {
         match self {
             StaysConnected | SendsSlowly => millis(dice, 0..2_500),
@@ -106,7 +106,7 @@ impl Story {
             ResumesLate => millis(dice, 600..1_800),
             // Many are answered while their client is disconnected.
             StreamEndedWhileDisconnected => millis(dice, 300..2_000),
-            // One connection stays longer than the grace, and receives the answer.
+            // One connection outlasts the grace, and receives the answer.
             ResumesOnTwoConnections | ResumesBriefly => millis(dice, 3_500..5_500),
             _ => millis(dice, 500..4_500),
         }
@@ -327,7 +327,7 @@ impl Story {
 
 /// Returns a random way to disconnect.
 ///
-/// Bytes of a further request are sent on watched connections only, because hyper does not detect such a disconnect elsewhere.
+/// Only watched connections get the bytes of a further request, because elsewhere hyper does not detect such a disconnect.
 fn close_kind(dice: &mut Rng, session: &Session) -> CloseKind {
     let pipelined = if session.is_watched() { 2 } else { 0 };
     weighted(
@@ -341,7 +341,7 @@ fn close_kind(dice: &mut Rng, session: &Session) -> CloseKind {
     )
 }
 
-/// Tries unknown ids, and its own ids in another session. None of them may affect the call.
+/// Tries unknown ids, and the call's own ids in another session. None of them may affect the call.
 async fn try_wrong_ids(call: &ClientCall) {
     let session = &call.session;
     for id in ["77/7777", "garbage", "0/", "-1/-1"] {
@@ -367,9 +367,9 @@ async fn try_wrong_ids(call: &ClientCall) {
     other.delete().await;
 }
 
-/// Sends requests that are invalid or make no call.
+/// Sends requests that are invalid or that make no call.
 async fn send_garbage(session: &Session, dice: &mut Rng) {
-    // A new id, because the id of a concurrent call would be a reused id, which is another story.
+    // A new id, because reusing a concurrent call's id is a story of its own.
     let id = session.next_id();
     let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "work", "arguments": {}}});
     let (what, body) = weighted(

@@ -39,7 +39,7 @@ pub(crate) struct App {
     pub(crate) sessions: Vec<(&'static str, Sessions)>,
 }
 
-/// The session manager of a route.
+/// A route's session manager.
 #[derive(Clone)]
 pub(crate) enum Sessions {
     Wrapped(Arc<CancellableSessionManager<LocalSessionManager>>),
@@ -49,7 +49,7 @@ pub(crate) enum Sessions {
 // === impl App ===
 
 impl App {
-    /// Serves the selected set-ups. Their layers share the calls.
+    /// Serves the selected set-ups, whose layers share the calls.
     pub(crate) fn new(log: &Log, fault: Option<Fault>, is_served: impl Fn(&Setup) -> bool) -> Self {
         let layer = CancelOnDisconnectLayer::new();
         let mut app = Self {
@@ -118,7 +118,7 @@ fn serve<M: SessionManager, H: ServerHandler>(
     })
 }
 
-/// Returns the layer with the options of a set-up, or with those of a fault.
+/// Returns the layer with a set-up's options, or with a fault's.
 fn options(
     layer: CancelOnDisconnectLayer,
     setup: &Setup,
@@ -130,7 +130,7 @@ fn options(
             (Some(Fault::Zombie), _) => Policy::new().grace(Grace::Never),
             (Some(Fault::FalseCancel), _) => Policy::new().grace(Grace::Immediate),
             (_, Some(_)) => Policy::new().grace(Grace::After(duration(GRACE))),
-            // The default of the specification.
+            // The specification's default.
             (_, None) => Policy::new(),
         };
         match timeout {
@@ -151,7 +151,7 @@ fn duration(micros: Micros) -> Duration {
     Duration::from_micros(micros)
 }
 
-/// Ends the stream of a call, as a polling tool does, so that the client resumes (SEP-1699).
+/// Ends a call's stream, as a polling tool does, so that the client resumes (SEP-1699).
 async fn poll(
     State(sessions): State<Sessions>,
     Path((session, stream)): Path<(String, u64)>,
@@ -179,7 +179,7 @@ impl Sessions {
         let is_wrapped = setup.is_wrapped && fault != Some(Fault::Bare);
         let mut manager = LocalSessionManager::default();
         manager.session_config.sse_retry = Some(RETRY);
-        // The wrapper has a timer of its own, which does not close sessions with calls.
+        // The wrapper has its own timer, which does not close sessions with calls.
         manager.session_config.keep_alive = Some(IDLE).filter(|_| !is_wrapped);
         if let Some(kind) = setup.store {
             manager = manager.with_event_store(Arc::new(Events::new(kind)));

@@ -1,4 +1,4 @@
-//! A server that is drained and started again, as in a deployment, while the others run on.
+//! A server that keeps being drained and restarted, as in deployments. The others run on.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::{app::App, fault::Fault, gauges::Gauges};
 
-/// Time from a start to the next drain: 9 s.
+/// The time from a start to the next drain.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(9);
-/// Maximum time for axum to end after a drain: 3 s. Once all calls are cancelled, it has nothing to wait for.
+/// How long axum may take to finish after a drain. Once all calls are cancelled, it has nothing left to wait for.
 const END: Duration = Duration::from_secs(3);
 
-/// Serves, drains and restarts at the same address.
+/// Serves, drains and restarts, always at the same address.
 pub(crate) async fn serve_repeatedly(
     listener: TcpListener,
     log: Log,
@@ -59,7 +59,7 @@ pub(crate) async fn serve_repeatedly(
     }
 }
 
-/// Binds an address. Retries until that succeeds.
+/// Binds an address, retrying until that succeeds.
 async fn bind(address: SocketAddr) -> TcpListener {
     loop {
         match TcpListener::bind(address).await {

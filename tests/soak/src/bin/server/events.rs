@@ -1,4 +1,4 @@
-//! An event store in memory, for the routes that have one.
+//! An in-memory event store, for the routes that have one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Time for which a stream without new events is kept. It is longer than any client is disconnected.
+/// How long a stream without new events is kept. No client is disconnected for that long.
 const RETENTION: Duration = Duration::from_secs(12);
 
 /// The event store.
@@ -38,12 +38,12 @@ struct State {
 struct Stream {
     /// Their ids are `<stream>#<number>`.
     events: Arc<Mutex<Vec<ServerSseMessage>>>,
-    /// The number of events.
+    /// How many events there are.
     length: watch::Sender<usize>,
     touched: Instant,
 }
 
-/// A client that reads the events of a stream.
+/// A client that is reading a stream's events.
 struct Reader {
     events: Arc<Mutex<Vec<ServerSseMessage>>>,
     next: usize,
@@ -112,7 +112,7 @@ impl EventStore for Events {
 // === impl State ===
 
 impl State {
-    /// Removes the streams that no client resumes any more.
+    /// Removes the streams that no client will resume any more.
     fn remove_expired(&mut self, now: Instant) {
         while let Some((at, _)) = self.latest.front()
             && now.duration_since(*at) > RETENTION
@@ -146,7 +146,7 @@ impl Stream {
 // === impl Reader ===
 
 impl Reader {
-    /// Returns the next event. Returns `None` after the answer, at the end of a replay, or if the stream was removed.
+    /// Returns the next event. `None` after the answer, at the end of a replay, or once the stream has been removed.
     async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
         loop {
             let event = lock(&self.events).get(self.next).cloned();
@@ -157,7 +157,7 @@ impl Reader {
                 }
                 return Some((event, self));
             }
-            // Fails when the stream is removed.
+            // Fails once the stream has been removed.
             self.length.as_mut()?.changed().await.ok()?;
         }
     }

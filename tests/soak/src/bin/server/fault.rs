@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     Bare,
 }
 
-/// One of this number of responses is leaked.
+/// One out of this many responses is leaked.
 const LEAKED: u8 = 20;
 
 // === impl Fault ===
@@ -39,7 +39,7 @@ impl Fault {
     }
 }
 
-/// A middleware that leaks the bodies of some responses, and sends these responses without a body.
+/// A middleware that leaks the bodies of some responses, which it then sends without a body.
 pub(crate) async fn leak(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if fastrand::u8(..LEAKED) > 0 {

@@ -18,16 +18,16 @@ use crate::app::{App, Sessions};
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// The existing layers and session managers.
+/// The layers and session managers that exist at the moment.
 #[derive(Default)]
 pub(crate) struct Gauges(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
-    /// Those of all layers, except old ones without calls. An old one with calls in flight is a leak.
+    /// From all layers but old ones without calls. If an old one still has calls in flight, that is a leak.
     calls: Vec<Calls>,
     sessions: Vec<(&'static str, Sessions)>,
-    /// Those of the drained server, whose sessions end with it.
+    /// From the drained server, whose sessions end along with it.
     replaceable: Vec<(&'static str, Sessions)>,
 }
 
@@ -40,14 +40,14 @@ impl Gauges {
         parts.sessions.extend(app.sessions.iter().cloned());
     }
 
-    /// Replaces the session managers of the drained server, which has started again.
+    /// Replaces the drained server's session managers after it has been restarted.
     pub(crate) fn replace(&self, app: &App) {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.calls.push(app.calls.clone());
         parts.replaceable.clone_from(&app.sessions);
     }
 
-    /// Reads all gauges. Also drops old layers without calls.
+    /// Reads all gauges. Also drops old layers that have no calls.
     async fn read(&self) -> Gauge {
         let (calls, sessions) = {
             let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Gauges {
     }
 }
 
-/// Records the gauges for the lifetime of the process.
+/// Records the gauges for as long as the process lives.
 pub(crate) async fn write(gauges: Arc<Gauges>, log: Log) {
     loop {
         log.write(Fact::Gauge(gauges.read().await));

@@ -1,8 +1,8 @@
-//! The server under test: every set-up of `soak::setup`, on real sockets.
+//! The server under test: every set-up in `soak::setup`, on real sockets.
 //!
 //!     server LOG
 //!
-//! Prints its ports, writes its facts into LOG, and ends when its stdin is closed.
+//! Prints its ports, writes its facts to LOG, and exits when its stdin is closed.
 
 use std::{collections::HashMap, error::Error, path::Path, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The handler. It works as its job requires and records its outcome.
+//! The handler, which works as its job requires and records how it ended.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,9 +18,9 @@ use soak::{
 };
 use tokio::time::{Instant, sleep_until};
 
-/// The handler of all routes.
+/// The handler behind all routes.
 ///
-/// Only with `AbortOnCancel`, which stops such handlers, are there jobs that ignore their tokens.
+/// Jobs that ignore their tokens only exist with `AbortOnCancel`, which stops such handlers.
 #[derive(Clone)]
 pub(crate) struct Worker {
     log: Log,
@@ -35,7 +35,7 @@ struct Order {
     bytes: usize,
 }
 
-/// Records on drop that the handler did not end.
+/// Records, when dropped, that the handler did not get to its end.
 struct Witness {
     log: Log,
     call: Call,
@@ -106,7 +106,7 @@ async fn report(step: u32, job: &Job, context: &RequestContext<RoleServer>) {
     if job.reaction == Reaction::Floods {
         progress = progress.with_message("x".repeat(FLOOD));
     }
-    // A client that does not read must not delay the handler's check of its token.
+    // A client that does not read must not keep the handler from checking its token.
     let notify = context.peer.notify_progress(progress);
     let _result = tokio::time::timeout(Duration::from_millis(100), notify).await;
 }
