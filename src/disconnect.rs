@@ -1,8 +1,8 @@
 //! What a disconnect means for a call.
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], which a test compares with this module. The other
-//! grace periods replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times, and
-//! [`Grace::Immediate`] keeps the whole table for streams that the server has ended.
+//! grace periods replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times,
+//! and [`Grace::Immediate`] keeps the whole table for streams that the server has ended.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ impl DisconnectAction {
     }
 }
 
-// === impl Grace period ===
+// === impl Grace ===
 
 impl Grace {
     /// Returns the longest resume window that any action under this grace period can have.

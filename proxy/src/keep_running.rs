@@ -73,7 +73,7 @@ struct BackgroundCall {
     _guard: BackgroundCallGuard,
 }
 
-// === impl Grace periods ===
+// === impl Graces ===
 
 impl Graces {
     pub(crate) fn new(config: &Config) -> Self {

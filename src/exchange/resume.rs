@@ -1,9 +1,9 @@
 //! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
 //!
-//! While the inner service is handling the GET, the expiry of these calls' grace periods is deferred, but a pending resume keeps a call for
-//! at most `MAX_RESUME_WAIT` (5 s) past the end of its grace period. Once the inner service has accepted the resume, the response stream is
-//! the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to
-//! a resume that it refuses.
+//! While the inner service is handling the GET, the expiry of these calls' grace periods is deferred, but a pending resume keeps a
+//! call for at most `MAX_RESUME_WAIT` (5 s) past the end of its grace period. Once the inner service has accepted the resume, the response
+//! stream is the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers
+//! 200 even to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -93,8 +93,8 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Starts a resume, which defers the expiry of its calls' grace periods. Returns `None` unless the headers specify exactly one event. A
-    /// field repeated with the same value counts once, because servers read one of them.
+    /// Starts a resume, which defers the expiry of its calls' grace periods. Returns `None` unless the headers specify exactly one
+    /// event. A field repeated with the same value counts once, because servers read one of them.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,

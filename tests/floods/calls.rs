@@ -13,7 +13,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The timer ends large numbers of graces in several batches. The paused clock does not advance until all of
+/// The timer ends large numbers of grace periods in several batches. The paused clock does not advance until all of
 /// them are done.
 const ALL_ENDED: Duration = Duration::from_secs(1);
 

@@ -262,7 +262,7 @@ async fn cut(setup: &Setup, mcp: &Mcp, label: &str) -> String {
     first.id.expect("an id")
 }
 
-/// Refuses requests with the `REFUSED` header, and replayed cancels, after reading them.
+/// Refuses requests with the `REFUSED` header, and replayed cancellations, after reading them.
 fn refusing(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = request.into_parts();

@@ -10,7 +10,7 @@ use test_support::{Connection, Mcp, Mode, Served, Tools, Witness, serve};
 
 use crate::proxy::{Kind, Proxy};
 
-/// The grace given to a [`Client::Graced`].
+/// The grace period given to a [`Client::Graced`].
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// A proxy and the server behind it.
@@ -25,7 +25,7 @@ pub(crate) struct Behind {
 pub(crate) enum Client {
     /// In a session whose calls are cancelled at once.
     Session,
-    /// In a session whose calls have a grace.
+    /// In a session whose calls have a grace period.
     Graced,
     /// Without a session.
     Sse,

@@ -1,7 +1,7 @@
 //! How much heap a call in flight takes, and whether all of it is freed.
 //!
 //! `memory [--quick]`. Runs in process, without sockets, with one process per set-up. A counting allocator measures
-//! live bytes, and a paused clock lets graces and retained calls expire.
+//! live bytes, and a paused clock lets grace periods and retained calls expire.
 
 use std::{alloc::System, collections::BTreeMap, ops::Range};
 
@@ -19,7 +19,7 @@ const STORMS: usize = 10;
 /// The number of storms after which a session's memory has reached its full size.
 const FULL_AFTER: usize = 5;
 
-/// The grace is 20 s.
+/// The grace period is 20 s.
 const GRACE_EXPIRED: Duration = Duration::from_secs(21);
 
 /// Ended calls are retained for 60 s.
@@ -136,7 +136,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
             bench.settle().await;
             HEAP.allocated() - before
         }
-        // Without sessions, there is no grace.
+        // Without sessions, there is no grace period.
         Mode::Stateless => {
             bench.answer(&group, streams).await?;
             0

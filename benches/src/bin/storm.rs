@@ -43,7 +43,7 @@ struct Size {
     calls: usize,
     /// How many calls have clients that stay connected. None of them may be cancelled.
     bystanders: usize,
-    /// The time from the first wave's hang-up until all graces have ended.
+    /// The time from the first wave's hang-up until all grace periods have ended.
     grace: Duration,
     /// How long both workers are blocked.
     busy: Duration,
@@ -170,7 +170,7 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
     Ok(outcomes)
 }
 
-/// Reads the grace from the tool's name, which is `wait-` and milliseconds. Other tools have no grace.
+/// Reads the grace period from the tool's name, which is `wait-` and milliseconds. Other tools have no grace period.
 fn policy(call: &CallInfo) -> Policy {
     let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
     let grace = match millis.and_then(|millis| millis.parse().ok()) {
@@ -251,7 +251,7 @@ impl Server {
         ))
     }
 
-    /// Lets the resumes wait in the accept queues while the graces end, so the layer sees them late.
+    /// Lets the resumes wait in the accept queues while the grace periods end, so the layer sees them late.
     async fn all_resume_at_busy_workers(&mut self) -> Result<StormResult> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];

@@ -1,7 +1,7 @@
 //! Work that continues without a client, and work that is destroyed despite a resume.
 //!
-//! `wasted [--quick]`. Runs twice: once in process on a paused clock, with 10-minute calls and the default grace, and once
-//! over sockets in real time, with calls of 2 s and a grace of 100 ms.
+//! `wasted [--quick]`. Runs twice: once in process on a paused clock, with 10-minute calls and the default grace period, and once
+//! over sockets in real time, with calls of 2 s and a grace period of 100 ms.
 
 use std::fmt;
 
@@ -30,10 +30,10 @@ enum Clock {
 /// What a client can resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Case {
-    /// Calls have a grace, and some clients resume.
+    /// Calls have a grace period, and some clients resume.
     #[strum(to_string = "session")]
     Grace,
-    /// Calls have no grace, and no client resumes.
+    /// Calls have no grace period, and no client resumes.
     #[strum(to_string = "session, no grace")]
     Immediate,
     /// There are no sessions, and no client resumes.
@@ -309,12 +309,12 @@ impl RunResult {
 
     /// Returns the targets.
     ///
-    /// A run without a grace is compared with bare rmcp in session mode, where no client resumes.
+    /// A run without a grace period is compared with bare rmcp in session mode, where no client resumes.
     fn targets(&self, results: &[Self]) -> Vec<Target> {
         let Run { clock, case, .. } = self.run;
         let (least, reference) = match (case, clock) {
             (Case::Grace, Clock::Paused) => (Some(12.0), Case::Grace),
-            // A grace of 100 ms, compared with a mean of 1 s.
+            // A grace period of 100 ms, compared with a mean of 1 s.
             (Case::Grace, Clock::Real) => (None, Case::Grace),
             (Case::Immediate | Case::Stateless, _) => (Some(500.0), Case::Immediate),
         };

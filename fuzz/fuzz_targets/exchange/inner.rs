@@ -1,4 +1,4 @@
-//! The inner service, which follows an exchange's plan and receives replayed cancels.
+//! The inner service, which follows an exchange's plan and receives replayed cancellations.
 
 use std::{
     future::poll_fn,

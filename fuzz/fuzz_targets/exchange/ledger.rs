@@ -172,7 +172,7 @@ impl Ledger {
             .push(data);
     }
 
-    /// Records a cancel that the inner service has received.
+    /// Records a cancellation that the inner service has received.
     pub fn record_cancel(&self, path: String, session: String, id: Value) {
         trace(|| format!("cancel of {id} in {session} at {path}"));
         self.records().injected.push((path, session, id));

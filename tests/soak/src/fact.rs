@@ -151,7 +151,7 @@ pub enum Fact {
     Cancelling {
         call: Call,
     },
-    /// The server has accepted the cancel.
+    /// The server has accepted the cancellation.
     Cancelled {
         call: Call,
     },

@@ -39,7 +39,7 @@ pub enum Store {
     Follows,
 }
 
-/// The grace of a session call. Other calls are cancelled immediately.
+/// The grace period of a session call. Other calls are cancelled immediately.
 pub const GRACE: Micros = 2 * SECOND;
 /// The reconnect delay that clients are asked to use.
 pub const RETRY: Duration = Duration::from_millis(300);
@@ -51,15 +51,15 @@ pub const RETENTION: Duration = Duration::from_secs(60);
 pub const DRAIN: Duration = Duration::from_millis(1_500);
 /// How long rmcp lets a deleted session's handlers run on, unless they are cancelled first.
 pub const RMCP_DRAIN: Micros = 5 * SECOND;
-/// How late a cancel may be on a machine that does not stall.
+/// How late a cancellation may be on a machine that does not stall.
 pub const MARGIN: Micros = SECOND;
 /// How far a deadline is postponed, once, if it is noticed more than a second late.
 pub const POSTPONE_TIME: Micros = 5 * SECOND;
-/// How long until a grace that was noticed late to have ended is checked again.
+/// How long until a grace period that was noticed late to have ended is checked again.
 pub const RECHECK_DELAY: Micros = 100 * MILLI;
 /// How many such checks there are at most.
 pub const MAX_RECHECKS: u64 = 10;
-/// How early a cancel may be. Timers are rounded, and clocks are not read at the same time.
+/// How early a cancellation may be. Timers are rounded, and clocks are not read at the same time.
 pub const EARLY_TOLERANCE: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {

@@ -2,7 +2,7 @@
 //!
 //! A server runs in this process, in every [`Tier`] and [`Mode`] that it supports, with a tool that calls [`work`].
 //! Each case prints its result to stdout as one line of JSON. All of a server's cases run concurrently with the default
-//! grace, which takes about half a minute.
+//! grace period, which takes about half a minute.
 
 use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
 
@@ -91,7 +91,7 @@ pub const PROBE: Duration = Duration::from_secs(1);
 /// How long it takes a probed server to detect a disconnect. It does when its second write fails.
 const DETECTION_TIME: Duration = Duration::from_secs(2);
 
-/// Tolerance for "at once", and for the end of a grace.
+/// Tolerance for "at once", and for the end of a grace period.
 const SLACK: Duration = Duration::from_millis(1_500);
 
 /// A client's timeout.

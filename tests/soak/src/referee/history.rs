@@ -313,7 +313,7 @@ impl CallHistory {
         self.ended.get_or_insert((at, end));
     }
 
-    /// Returns the call's grace.
+    /// Returns the call's grace period.
     pub(super) fn grace(&self) -> Micros {
         if self.session.is_some() { GRACE } else { 0 }
     }

@@ -5,28 +5,28 @@
 //!
 //! | what the client did | the token may fire from | the handler must have stopped by |
 //! |---|---|---|
-//! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
-//! | resumed within the grace with one of the call's event ids | that absence allows and demands nothing | |
+//! | closed its last stream, or read its end without the answer | then + grace period | then + grace + 1 s |
+//! | resumed within the grace period with one of the call's event ids | that absence allows and demands nothing | |
 //! | closed a stream but still has another | nothing | nothing |
-//! | resumed within [`RACE`] of the grace's end | likewise, for a while | nothing |
+//! | resumed within [`RACE`] of the grace period's end | likewise, for a while | nothing |
 //! | closed a resume before its head arrived | from the previous disconnect | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
 //! | sent a DELETE | then | its 2xx + 1 s; without the session manager, plus rmcp's 5 s |
-//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing, because the kernel reads for it) |
+//! | did not read, with a stall timeout | then + stall timeout + grace period | (nothing, because the kernel reads for it) |
 //!
 //! | what the server did | | |
 //! |---|---|---|
 //! | has a call timeout | request + timeout | start + timeout + 1 s |
-//! | started to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
+//! | started to drain | then | then + the drain's limit + 1 s, and 1 s for cancellations to be accepted |
 //!
-//! Without the session manager, a deleted session accepts no cancels, so rmcp's 5 s apply instead.
+//! Without the session manager, a deleted session accepts no cancellations, so rmcp's 5 s apply instead.
 //!
 //! Each "must" is extended by however long processes were stalled while an event had to be noticed or handled. It is also extended by
-//! `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. A grace's deadline is extended
-//! by 100 ms per stall, up to ten times, because the layer checks again after noticing a deadline late. A handler that ignores its
+//! `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. A grace period's deadline is
+//! extended by 100 ms per stall, up to ten times, because the layer checks again after noticing a deadline late. A handler that ignores its
 //! token is given `Setup::abort` on top.
 //!
-//! rmcp's worker waits for a session's slowest stream. So while a client is not reading one of them, no cancel reaches the session's
+//! rmcp's worker waits for a session's slowest stream. So while a client is not reading one of them, no cancellation reaches the session's
 //! handlers, and each "must" is extended until that client has disconnected.
 //!
 //! A call must complete if nothing allows it to be cancelled before its natural end, and it must be cancelled if a rule demands that
@@ -200,12 +200,12 @@ impl Bounds {
         }
     }
 
-    /// Adds what follows from the client's cancel and from its DELETE.
+    /// Adds what follows from the client's cancellation and from its DELETE.
     fn add_cancels_of_client(&mut self, call: &CallHistory, history: &History) {
         if let Some(cancelling) = call.cancelling {
             self.allow(cancelling, Micros::MAX);
         }
-        // A cancel that arrives before its call has no effect.
+        // A cancellation that arrives before its call has no effect.
         let starts_before = |at: Micros| call.start().is_some_and(|start| start < at);
         if let Some(cancelled) = call
             .cancelled

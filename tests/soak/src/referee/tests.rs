@@ -151,7 +151,7 @@ fn cancelling_within_the_grace_is_a_false_cancel() {
         .cancelled(2_500)
         .judge();
     assert_eq!(violations(&report), [Violation::FalseCancel]);
-    // Without a session there is no grace.
+    // Without a session there is no grace period.
     let report = Story::on("stateless")
         .closes(1_000, 1)
         .cancelled(1_200)

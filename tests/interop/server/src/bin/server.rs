@@ -149,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until no call is in flight, but at most 2 s longer than the grace. The last clients may have left orphans.
+/// Waits until no call is in flight, but at most 2 s longer than the grace period. The last clients may have left orphans.
 async fn settle(calls: &Calls, grace: Option<Duration>) {
     let end = Instant::now() + grace.unwrap_or(MIN_GRACE) + Duration::from_secs(2);
     while !calls.is_empty() && Instant::now() < end {
@@ -159,7 +159,7 @@ async fn settle(calls: &Calls, grace: Option<Duration>) {
 
 fn layer(grace: Option<Duration>, tally: Arc<Tally>) -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new()
-        // An explicit grace would also apply to stateless calls, which are to behave as the specification requires.
+        // An explicit grace period would also apply to stateless calls, which are to behave as the specification requires.
         .policy(move |call: &CallInfo| match (grace, call.session()) {
             (Some(grace), Some(_)) => Policy::new().grace(Grace::After(grace)),
             _ => Policy::new(),

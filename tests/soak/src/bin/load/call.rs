@@ -171,7 +171,7 @@ impl ClientCall {
         Some(())
     }
 
-    /// Sends the client's own cancel.
+    /// Sends the client's own cancellation.
     pub(crate) async fn cancel(&self) {
         self.log().write(Fact::Cancelling {
             call: self.key.clone(),

@@ -72,7 +72,7 @@ const WITHOUT_SESSIONS: &[(u32, Story)] = &[
     (7, SendsGarbage),
 ];
 
-/// Longer than any handler works, and longer than any grace.
+/// Longer than any handler works, and longer than any grace period.
 const LONG: Duration = Duration::from_secs(9);
 /// A client that resumes within this many milliseconds is in time on any machine.
 const IN_TIME: u64 = GRACE / MILLI - 800;
@@ -106,7 +106,7 @@ impl Story {
             ResumesLate => millis(dice, 600..1_800),
             // Many are answered while their client is disconnected.
             StreamEndedWhileDisconnected => millis(dice, 300..2_000),
-            // One connection outlasts the grace, and receives the answer.
+            // One connection outlasts the grace period, and receives the answer.
             ResumesOnTwoConnections | ResumesBriefly => millis(dice, 3_500..5_500),
             _ => millis(dice, 500..4_500),
         }

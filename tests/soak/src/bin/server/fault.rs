@@ -9,7 +9,7 @@ use axum::{body::Body, extract::Request, middleware::Next, response::Response};
 pub(crate) enum Fault {
     /// Orphans are never cancelled.
     Zombie,
-    /// There is no grace.
+    /// There is no grace period.
     FalseCancel,
     /// Some responses are never dropped.
     Leak,
