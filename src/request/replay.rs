@@ -1,8 +1,8 @@
-//! Cancels that are replayed as HTTP POSTs into the inner service.
+//! Cancels calls by replaying an HTTP POST into the inner service.
 //!
-//! This is how calls are cancelled without the session manager. The POST carries the original request's URI, extensions and most
-//! of its headers, so that everything inside the layer (routing, auth, limits) treats it in the same way as the call. Headers
-//! that belong to the original body, or that would change what the POST does, are left out.
+//! This is how calls are cancelled if there is no session manager. The POST carries the original request's URI, extensions and
+//! most of its headers, so that everything inside the layer (routing, auth, limits) treats it just like the call. Headers that
+//! belong to the original body, or that would change what the POST does, are left out.
 
 use std::{
     future::poll_fn,
@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called directly, because every replay clones it and waits for the clone to be ready.
+/// The inner service. It is never called itself: every replay clones it and waits for the clone to be ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
@@ -72,7 +72,7 @@ pub(crate) struct Replay<S, B> {
     shared: Arc<LayerShared>,
     uri: Uri,
     version: Version,
-    /// A list is smaller than a map and faster to copy.
+    /// A list, because it is smaller than a map and faster to copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
     body: PhantomData<fn(B)>,

@@ -6,8 +6,8 @@ use super::lines::BOM;
 
 /// Forwards a body, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM only counts at the very start: after an injected message, it would be part of the first line. Frames can split the BOM,
-/// so bytes that could still become one are held back.
+/// A BOM is only recognised at the very start of a stream, so after an injected message it would be part of the first line. A BOM
+/// can be split across frames, so bytes that might turn out to be one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing has been sent yet.
