@@ -34,7 +34,7 @@ pub(super) struct CreateStream<F> {
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Declared last, so that the session stays in use until `call` has been dropped and has reported it.
+    /// Declared last, so that the session stays in use until `call` reports being dropped.
     session_use: Option<SessionUse>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct CreateStream<F> {
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
-    /// `None` if the session is unknown, in which case nothing is suppressed in it.
+    /// `None` if the session is unknown, in which case none of its messages are suppressed.
     session_use: Option<SessionUse>,
 }
 
@@ -112,7 +112,7 @@ where
 impl<M: SessionManager> ManagerInner<M> {
     /// Submits a request to the inner manager, after any pending cancellation for the same id.
     ///
-    /// Otherwise this request would be cancelled instead. Waits for at most [`INJECTION_TIMEOUT`].
+    /// Otherwise that cancellation would cancel this request instead. Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -180,9 +180,9 @@ impl Untracked {
         }
     }
 
-    /// Lets this call's messages through.
+    /// Lets this call's messages through, whatever happens to older calls.
     ///
-    /// This applies even if an older call with the same ids has been cancelled, or is cancelled later.
+    /// An older call with the same ids might already have been cancelled, or be cancelled later.
     pub(super) fn resume_delivery(&self) {
         if let Some(session_use) = &self.session_use {
             session_use.suppressed.resume_delivery_untracked(&self.call);

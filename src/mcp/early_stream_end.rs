@@ -26,7 +26,7 @@ use crate::{
 /// Tracks whether a session's streams can end before their calls are answered. Never reset.
 #[derive(Debug, Default)]
 pub(super) struct EarlyStreamEnds {
-    /// Whether streams can end early in all of the manager's sessions.
+    /// Whether streams can end early in any of the manager's sessions.
     ///
     /// True if the manager is not rmcp's own, has an event store, or can be reached by other code.
     in_manager: Arc<AtomicBool>,

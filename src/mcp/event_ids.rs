@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
-/// Length of a MAC, which is sent as twice as many hexadecimal digits.
+/// Length of a MAC in bytes. It is sent as hexadecimal digits, two per byte.
 ///
 /// This truncates HMAC-SHA256 to half its length, which RFC 2104 allows.
 const MAC_BYTES: usize = 16;

@@ -133,7 +133,7 @@ impl<M> ManagerInner<M> {
 
     /// Cancels a session's calls, removes retained ones, and waits for pending cancellations.
     ///
-    /// Done before the close, because a closed session accepts no cancels and rmcp would let its handlers run for another 5 s.
+    /// This must precede the close: a closed session accepts no cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
@@ -156,8 +156,7 @@ impl<M> ManagerInner<M> {
 
     /// Suppresses the messages that a cancelled call is still sending.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the session entry's lock orders the accesses: a cancellation takes it after this store, and a new call
-        // before its load.
+        // Relaxed is enough: a cancellation takes the session entry's lock after this store, and a new call before its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(found) = self.sessions.find(session) else {
             return;
@@ -180,7 +179,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has reused a cancelled call's id, or `None` if that is undecided.
+    /// Returns whether another call has reused a cancelled call's id, or `None` if undecided.
     fn is_id_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.session_key(session),
@@ -199,7 +198,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns a new call's session if the call must wait, because a cancellation with its id is pending.
+    /// Returns a new call's session if the call must wait for a pending cancellation of its id.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -213,8 +212,9 @@ impl<M> ManagerInner<M> {
 
     /// Returns an untracked call's session if a cancellation with the call's id is pending.
     ///
-    /// An untracked call is not in the registry, so no cancellation can find it there. A cancellation does become pending before
-    /// its own call is removed from the registry, so this check must run after that call has been looked up.
+    /// An untracked call is not in the registry, so a cancellation cannot find it, and it has to find the cancellation instead.
+    /// It must first look up the older call in the registry: a cancellation becomes pending before its call is removed from
+    /// there, so one or the other is found.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -410,9 +410,9 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancellation first becomes pending and then looks up which call has its id by now. A new call with the same id
-        // first registers its key and then looks for pending cancellations. Both use the same two locks, so at least one of them
-        // finds the other.
+        // The cancellation first becomes pending and then looks up which call now has its id. A new call with the same id first
+        // registers its key and then looks for pending cancellations. Both use the same two locks, so at least one of them finds
+        // the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.announce_cancel(call);
         let undecided = match self.is_id_reused(&session, call) {

@@ -118,7 +118,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it, or `None` for another session's.
+    /// Returns the event id as the inner manager issued it, or `None` if it isn't this session's.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -128,8 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the most recent ids of
-    /// standalone streams are recorded.
+    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the event is looked up
+    /// among the most recent ones of standalone streams.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
@@ -143,8 +143,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     ///
     /// Returns `None` if the event matches no in-flight call.
     ///
-    /// rmcp ends the resumed stream after the stored events. If there were none, a client that uses the TypeScript SDK would have
-    /// no event id for its next resume, and would not resume the call again.
+    /// rmcp ends the resumed stream after the stored events. If there are none, a client that uses the TypeScript SDK would be
+    /// left without an event id for its next resume, and would not resume the call again.
     fn priming_event(&self) -> Option<ServerSseMessage> {
         let calls = self.match_event().in_flight();
         let (_, exchange) = calls.first()?;

@@ -332,7 +332,7 @@ impl Session {
 
     /// Returns why the session is ending.
     ///
-    /// An idle close takes precedence, because rmcp then ends the session as well.
+    /// rmcp also ends a session that has been closed for being idle, but the reason is then the idle close.
     pub(super) fn end_reason(&self) -> SessionEnd {
         match (self.is_closed(), self.idle.is_lost()) {
             (false, _) => SessionEnd::Ended,

@@ -37,8 +37,8 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions, and this option
     /// closes such sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from
-    /// the moment it disconnects from its last stream, whether standalone or for a call, until its next request. The timeout
-    /// starts once the session is no longer in use, and so after the grace periods of its calls.
+    /// the moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts
+    /// once nothing is using the session any more, and so after the grace periods of its calls.
     ///
     /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
     /// only send requests, so the timeout must be longer than the pauses between a client's requests. After a longer pause, the

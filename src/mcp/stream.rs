@@ -35,7 +35,8 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
     // manager is the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// Keeps the session in use while the stream is being read. Declared last, so that `call` is dropped first, and reports it.
+    /// Keeps the session in use while the stream is being read. Declared last, so that `call`, which reports being dropped, is
+    /// dropped first.
     session_use: Option<SessionUse>,
 }
 
@@ -67,7 +68,7 @@ enum StreamReader {
     Client,
     /// A task that is only waiting for the call to end.
     Task,
-    /// Nothing is left to report: the answer, the refusal or the end of the stream has already been reported.
+    /// Nothing is left to report: the answer, the refusal or the stream's end has been reported.
     None,
 }
 

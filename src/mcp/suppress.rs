@@ -79,7 +79,7 @@ struct HashedIds {
 pub(super) enum SendDecision {
     Send,
     Drop,
-    /// Drop it with an error, because its sender would otherwise wait for a reply that can never arrive.
+    /// Drop it with an error. Its sender would otherwise wait for a reply that can never arrive.
     Refuse,
 }
 
@@ -254,7 +254,7 @@ impl SuppressionState {
             && !self.untracked.iter().any(&matches)
     }
 
-    /// Records a message that is being sent to the client: a request, its cancellation, or an answer.
+    /// Records a message being sent to the client: a request, its cancellation, or an answer.
     fn record(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {

@@ -58,7 +58,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// Receives the next message from the client, or an error in place of a reply from it.
+    /// Receives the client's next message, or the error reply to an abandoned request.
     ///
     /// # Cancel safety
     ///

@@ -8,7 +8,7 @@
 //! 3. a frame contains trailers, which nothing may follow (RFC 9110, section 6.5), so hyper does not poll again either;
 //! 4. a poll returns `None`.
 //!
-//! An error is no such end, because the client has not received its answer and its connection is closed.
+//! An error is treated as a disconnect, too, because the client has not received its answer and its connection is closed.
 
 use std::{
     fmt,

@@ -45,7 +45,7 @@ pub(super) struct CommittedBody<B> {
 enum CommitStage<B> {
     Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// A JSON body, sent as the data of a single event that starts at the first byte other than white space.
+    /// A JSON body, sent as the data of a single event. Leading white space is skipped.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -196,7 +196,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for a frame, or `None` if only white space has been received so far.
+    /// Returns the bytes to send for a frame, or `None` if there has only been white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = replace_line_breaks(self.bom_filter.filter(frame));
         if self.has_data {

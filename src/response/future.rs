@@ -35,14 +35,14 @@ use crate::{
     options::Options,
 };
 
-/// The probe interval in a stream whose head was sent early, if [`keep_alive`] is not set.
+/// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// A quarter of the shortest idle limit that proxies have by default.
+/// A quarter of the shortest default idle limit that proxies have.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Minimum interval between checks for whether the call is known yet.
+/// Minimum interval between checks of whether the call is known yet.
 ///
 /// If [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) is longer, the interval is that long.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -101,14 +101,15 @@ pin_project! {
     }
 }
 
-/// A request's use of its session, until the response head is ready.
+/// A request's use of its session, which lasts until the response head is ready.
 ///
-/// The session manager would not know about the request while its body is incomplete or a middleware is holding it back.
+/// It keeps the session open while the session manager does not know about the request yet, because the body is incomplete or a
+/// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
     /// No poll has been pending yet, or by then a session manager had already bound the call.
     #[default]
-    NotYet,
+    NotStarted,
     /// `None` if no session manager has the session.
     Started { _use: Option<Box<dyn Send + Sync>> },
 }
@@ -145,7 +146,7 @@ impl<F> ResponseFuture<F> {
             inner,
             options,
             delivering: None,
-            session_use: UseUntilHead::NotYet,
+            session_use: UseUntilHead::NotStarted,
         }
     }
 
@@ -177,13 +178,13 @@ where
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
-            *this.session_use = UseUntilHead::NotYet;
+            *this.session_use = UseUntilHead::NotStarted;
         }
         if let Some(exchange) = this.guard.exchange() {
             // Before `parse_body`, the call is known only if a session manager has bound it, and an in-flight call already uses
             // its session.
             if polled.is_pending()
-                && matches!(this.session_use, UseUntilHead::NotYet)
+                && matches!(this.session_use, UseUntilHead::NotStarted)
                 && !exchange.has_call()
             {
                 let _use = exchange.use_session();
@@ -330,7 +331,7 @@ impl ResponseOptions {
         self.commit.is_some()
     }
 
-    /// Returns the response for an answer from the inner service.
+    /// Turns the inner service's answer into the response.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -424,7 +425,7 @@ impl ResponseOptions {
     }
 }
 
-/// Returns the answer to a call that this server has cancelled.
+/// Returns the response to a call that this server has cancelled.
 #[cold]
 fn json_response<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));

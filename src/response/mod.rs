@@ -7,7 +7,7 @@
 //! | `stream` | the body of an event stream: injects probes and messages, and notices clients that are not reading |
 //! | `slot` | holds a stream's inner body, so that the timer can drop it as well |
 //! | `commit` | converts the inner answer to events, if the head has been sent early |
-//! | `late` | a cancelled call's resumed stream: sends the answer if the server has it, and otherwise the error |
+//! | `late` | the stream of a client that resumes a cancelled call: the answer if the server has it, otherwise the error |
 
 use std::{
     pin::Pin,

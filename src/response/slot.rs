@@ -39,7 +39,7 @@ pub(super) struct BodySlot<B> {
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Behind the same lock, because one lock costs less than two.
+    /// Behind the same lock, because one lock is cheaper than two.
     reader: Option<Waker>,
     /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,
@@ -90,7 +90,7 @@ pub(super) enum Next<B> {
     Closed,
 }
 
-/// Measures how long the client has not been reading.
+/// Measures how long ago the client stopped reading.
 struct Stall {
     limit: Duration,
     since: Instant,

@@ -29,7 +29,7 @@ impl BomFilter {
         }
     }
 
-    /// Returns the bytes to send for a frame, which can be none or include held-back ones.
+    /// Returns the bytes to send for a frame: possibly none, possibly with held-back ones first.
     ///
     /// Bytes that are still being held back when the body ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {

@@ -47,7 +47,7 @@ pub(super) struct EventBlock<'f> {
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,
-    /// The value of the `id` or `retry` being read. Empty if neither is.
+    /// The value of the `id` or `retry` being read, and empty otherwise.
     value: Text<'f>,
 }
 

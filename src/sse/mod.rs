@@ -44,8 +44,8 @@ pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
-    /// The event that the end of the last frame has cut in two.
-    cut: Option<EventBlock<'static>>,
+    /// The incomplete event at the end of the last frame.
+    incomplete: Option<EventBlock<'static>>,
 }
 
 /// The state of the current line.
@@ -78,7 +78,7 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 impl Reader {
     /// Reads the body's next frame, and calls `event` for every event that ends in it, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
-        let mut block: EventBlock<'_> = self.cut.take().unwrap_or_default();
+        let mut block: EventBlock<'_> = self.incomplete.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
@@ -97,7 +97,7 @@ impl Reader {
             }
         }
         if !block.is_empty() {
-            self.cut = Some(block.into_owned());
+            self.incomplete = Some(block.into_owned());
         }
     }
 }

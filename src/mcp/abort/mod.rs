@@ -1,4 +1,4 @@
-//! A handler wrapper that stops the handler when its call is cancelled.
+//! A wrapper that stops a handler when its call is cancelled.
 //!
 //! `forward` implements the handler's methods and determines which of them may be stopped; `abortable_future` stops them.
 
@@ -19,7 +19,7 @@ mod forward;
 /// Enough time to check its token and clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] wrapper that stops cancelled handlers, even if they ignore their token.
+/// A [`ServerHandler`] wrapper that stops cancelled handlers even if they ignore their token.
 ///
 /// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running: a `#[tool]`
 /// from another crate, for example, or a handler that is awaiting a child process or another server.
