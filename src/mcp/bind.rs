@@ -69,7 +69,7 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates an [`Untracked`] request for a message that is not bound.
+    /// Creates an [`Untracked`] request for an unbound message.
     ///
     /// This also starts its contest with any older call that has the same id.
     ///

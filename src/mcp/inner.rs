@@ -283,7 +283,7 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. If that session is being closed for being idle, waits until it is closed.
+    /// Records a request for a session. If it is being closed because it was idle, waits until it is closed.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // The timer's only runtime might have shut down.
         self.timer.ensure_on_current_runtime();

@@ -34,7 +34,7 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 /// The store might be waiting for events that will never be stored.
 const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum size of a text that is copied into its session's arena.
+/// Maximum size of a text copied into its session's arena.
 ///
 /// For larger texts, the allocation is only a small part of the cost.
 const MAX_ARENA_TEXT: usize = 1024;

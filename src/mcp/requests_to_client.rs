@@ -10,7 +10,7 @@ use crate::call::RequestId;
 pub(super) struct PendingRequestsToClient {
     /// Maps each open request's id to the id of the call that made it.
     pending: HashMap<NumberOrString, RequestId>,
-    /// Requests made by calls that have been cancelled. For each of them, the server receives an error.
+    /// Requests made by cancelled calls. For each of them, the server receives an error.
     abandoned: Vec<NumberOrString>,
 }
 

@@ -47,7 +47,7 @@ type HeldPermit = (ResumePermit, BackgroundReader);
 
 /// Maximum time to wait for the manager's reply to a resume whose client has disconnected.
 ///
-/// The manager might block, if another of the session's streams is not being read.
+/// The manager might block if another of the session's streams is not being read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===

@@ -14,7 +14,7 @@ use tokio::task;
 use super::session::Session;
 use crate::lock::lock;
 
-/// Maps each task that is serving a session to that session.
+/// Maps each task serving a session to that session.
 #[derive(Default)]
 pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
 

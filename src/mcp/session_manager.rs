@@ -138,9 +138,9 @@ impl<M> CancellableSessionManager<M> {
 
     /// Adds a closure to be called whenever a session opens or closes.
     ///
-    /// Only sessions that are opened afterwards are reported. You can add several closures; they are called synchronously, with
-    /// no lock held. A session is reported as opened before its first message and before it is reported as closed. It is reported
-    /// as closed once its calls have been cancelled and no request can find it any more.
+    /// Only sessions opened afterwards are reported. You can add several closures; they are called synchronously, with no lock
+    /// held. A session is reported as opened before its first message and before it is reported as closed. It is reported as
+    /// closed once its calls have been cancelled and no request can find it any more.
     ///
     /// As with an [`Observer`](crate::Observer), the closure must not block, and panics in it are caught. Sessions that the inner
     /// manager opens or closes on its own are not reported.
@@ -294,7 +294,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     /// Records a request for the session, since rmcp calls this for every GET and POST.
     ///
-    /// If the session is being closed for being idle, waits until the inner manager has closed it.
+    /// If the session is being closed because it was idle, waits until the inner manager has closed it.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await

@@ -55,7 +55,7 @@ pin_project! {
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// The stream's number, which is the part after the slash in rmcp's event ids.
+    /// The stream's number, the part after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
     /// Whether the session manager has yet to accept or refuse the request.

@@ -24,7 +24,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Names of the headers that are not replayed.
+/// Names of the headers left out of a replay.
 ///
 /// They describe the original body or connection, make a request conditional or partial, or resume a stream.
 const NOT_REPLAYED: [HeaderName; 15] = [
@@ -45,7 +45,7 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Name prefixes of other headers that are not replayed.
+/// Name prefixes of other headers left out of a replay.
 ///
 /// These are body digests, signatures over the body (RFC 9421), and idempotency keys, as well as the headers `Mcp-Method`,
 /// `Mcp-Name` and `Mcp-Param-*`, in which SEP-2243 repeats parts of the body.

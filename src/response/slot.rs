@@ -170,9 +170,9 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Returns the reader's next step, which is a message only at a boundary.
+    /// Returns the reader's next step.
     ///
-    /// From now on, `waker` wakes the reader.
+    /// A message is returned only at a boundary. From now on, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, previous) = {
             let mut state = self.state();
@@ -209,7 +209,7 @@ impl<B> BodySlot<B> {
 
     /// Closes the slot, reports the end of the inner body and wakes the reader.
     ///
-    /// If the slot is already closed, the first reason is kept.
+    /// If the slot is already closed, the first reason stands.
     #[cold]
     fn close_with(&self, closing: Closing) {
         let (body, reader) = {

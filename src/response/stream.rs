@@ -44,7 +44,7 @@ const MAX_PIECE: usize = 16 * 1024;
 pub(super) struct EventStream<B> {
     slot: Arc<BodySlot<B>>,
     content: Content,
-    /// The rest of a frame that is being delivered in pieces.
+    /// The rest of a frame being delivered in pieces.
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,

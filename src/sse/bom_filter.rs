@@ -31,7 +31,7 @@ impl BomFilter {
 
     /// Returns the bytes to send for a frame: possibly none, possibly with held-back ones first.
     ///
-    /// Bytes that are still being held back when the body ends are dropped.
+    /// Bytes still held back when the body ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;

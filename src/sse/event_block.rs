@@ -6,7 +6,7 @@ use crate::envelope::{Answers, ParseFailure, answers};
 
 /// Maximum size of an event's buffered data, the same as for a request body.
 ///
-/// Data that is on a single line and in a single frame is not buffered, so it can be larger.
+/// Data on a single line and within a single frame is not buffered, so it can be larger.
 const MAX_DATA: usize = 4 * 1024 * 1024;
 
 /// Maximum size of the value of an `id` or a `retry`.

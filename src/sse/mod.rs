@@ -9,7 +9,7 @@
 //!    but its id still becomes the last event id, which is how MCP primes a stream.
 //! 3. **It makes no difference where the body is split into frames**, except for the limit in 5.
 //! 4. **Cost.** Each byte is scanned once for line endings and, if it is data, parsed once as JSON. An event inside a single
-//!    frame is read in place. An event that is split, or that has several data lines, is copied into its own buffer.
+//!    frame is read in place. An event that is split across frames, or has several data lines, is copied into its own buffer.
 //! 5. **Limits.** A buffer holds up to 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
 //!    512 KiB is ignored. Even so, the end of every event is found.
 //!
@@ -36,7 +36,7 @@ mod lines;
 
 pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment, which is not an event and only serves to detect a disconnected client.
+/// A comment. It is not an event, and only serves to detect a disconnected client.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events in one response body.

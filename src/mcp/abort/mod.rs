@@ -22,7 +22,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// A [`ServerHandler`] wrapper that stops cancelled handlers even if they ignore their token.
 ///
 /// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running: a `#[tool]`
-/// from another crate, for example, or a handler that is awaiting a child process or another server.
+/// from another crate, for example, or a handler awaiting a child process or another server.
 ///
 /// Inside `AbortOnCancel`, a cancelled handler has one second to finish on its own. After that, its future is dropped at its
 /// current await point, which runs the destructors of everything it owns, such as a `Child` with `kill_on_drop`, a lock, or a
@@ -68,9 +68,9 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
 /// and must not be interrupted halfway.
 ///
-/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that is blocking its thread. Nor can it stop a task that the
-/// handler has spawned, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token,
-/// or register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task spawned by the
+/// handler, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token, or register
+/// a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
