@@ -1,4 +1,4 @@
-//! Binds the calls in typed messages to their exchanges.
+//! Binds each call that the session manager receives to its exchange.
 
 use std::{hash::BuildHasher, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Links a repeated attempt's handler to the first attempt's call.
+/// Links the handler of a repeated attempt to the first attempt's call.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {
@@ -32,8 +32,8 @@ fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
 impl<M: SessionManager> ManagerInner<M> {
     /// Binds the call in `message` to its exchange.
     ///
-    /// Returns `None` if the message is not a request, if its exchange does not track it, or if it has passed through no layer or
-    /// through a different one.
+    /// Returns `None` if the message is not a request, if its exchange does not track it, or if it has not passed through the
+    /// layer whose registry this manager has joined.
     pub(super) fn bind(
         self: &Arc<Self>,
         session: &SessionId,
@@ -51,7 +51,7 @@ impl<M: SessionManager> ManagerInner<M> {
             exchange.registry().hints.emit(Hint::TwoLayers);
             return None;
         }
-        // rmcp has no `params.task`, so its handlers have no task either.
+        // rmcp does not support `params.task`, so the call has no task to record.
         let tool = match &request.request {
             ClientRequest::CallToolRequest(call) => Some(&*call.params.name),
             _ => None,
@@ -69,10 +69,12 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates an [`Untracked`] request for a message that is not bound, and starts its contest.
+    /// Creates an [`Untracked`] request for an unbound message.
     ///
-    /// Returns `None` if the message is not a request, or if no request has passed through a layer yet. Until one has, nothing is
-    /// suppressed and no in-flight call can have the request's id.
+    /// This also starts its contest with any older call that has the same id.
+    ///
+    /// Returns `None` if the message is not a request, or if no request has passed through a layer yet. Up to that point, nothing
+    /// is suppressed and no in-flight call can have the request's id.
     #[cold]
     pub(super) fn untracked(
         &self,
@@ -98,9 +100,9 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns a keyed hash of the method and the parameters, excluding `_meta`.
     ///
-    /// A client can change `_meta` when it sends the same call again.
+    /// `_meta` is left out because a client might change it when it sends the same call again.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
-        // A request that has been parsed always serializes.
+        // A request that was parsed can always be serialized.
         let mut request = serde_json::to_value(request).unwrap_or_default();
         if let Some(params) = request.get_mut("params").and_then(Value::as_object_mut) {
             params.remove("_meta");

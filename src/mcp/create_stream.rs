@@ -27,24 +27,24 @@ use crate::{
 
 /// A future that resolves to a request's stream.
 ///
-/// `F` is a boxed future, because the inner manager's future is large and rmcp moves `CreateStream` twice (`future_size` in
+/// `F` is boxed, because the inner manager's future is large and rmcp moves `CreateStream` twice (`future_size` in
 /// ARCHITECTURE.md, Workarounds).
 pub(super) struct CreateStream<F> {
     inner: F,
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Declared last, so that the session stays in use until `call` has reported being dropped.
+    /// Declared last, so that the session stays in use until `call` reports being dropped.
     session_use: Option<SessionUse>,
 }
 
-/// An untracked request.
+/// A request that is not tracked.
 ///
-/// Once the manager has accepted the request, an older call with the same id is no longer tracked.
+/// Once the manager has accepted it, an older call with the same id is no longer tracked either.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
-    /// `None` if the session is unknown, in which case nothing is suppressed in it.
+    /// `None` if the session is unknown, in which case none of its messages are suppressed.
     session_use: Option<SessionUse>,
 }
 
@@ -110,9 +110,9 @@ where
 // === impl ManagerInner ===
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Submits a request to the inner manager once any pending cancellation that would hit it is done.
+    /// Submits a request to the inner manager, after any pending cancellation for the same id.
     ///
-    /// Waits for at most [`INJECTION_TIMEOUT`].
+    /// Otherwise that cancellation would cancel this request instead. Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -180,9 +180,9 @@ impl Untracked {
         }
     }
 
-    /// Lets this call's messages through.
+    /// Lets this call's messages through, whatever happens to older calls.
     ///
-    /// This applies even if an older call with the same ids has been or will be cancelled.
+    /// An older call with the same ids might already have been cancelled, or be cancelled later.
     pub(super) fn resume_delivery(&self) {
         if let Some(session_use) = &self.session_use {
             session_use.suppressed.resume_delivery_untracked(&self.call);

@@ -1,13 +1,12 @@
 //! Retains the answers to calls whose streams ended early.
 //!
 //! A server may end a stream while its call keeps running (SEP-1699). rmcp also ends a stream when it refuses a resume, or when
-//! its event store refuses the answer. In all of these cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md,
-//! Workarounds).
+//! its event store refuses the answer. In all three cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
 //!
 //! A stream's end is noticed only when the stream is polled, which can be before or after the answer passes through the
-//! transport. Where streams can end early, the transport therefore offers each answer to its exchange. If the last stream has
-//! already ended, the answer is retained for the client. Otherwise the exchange keeps a copy until a stream yields the answer or
-//! ends.
+//! transport. Where streams can end early, the transport therefore offers each answer to its exchange. If the call's last stream
+//! has already ended, the answer is retained for the client. Otherwise the exchange holds on to a copy until a stream yields the
+//! answer or the last stream ends.
 
 use std::sync::{
     Arc,
@@ -27,13 +26,13 @@ use crate::{
 /// Tracks whether a session's streams can end before their calls are answered. Never reset.
 #[derive(Debug, Default)]
 pub(super) struct EarlyStreamEnds {
-    /// Whether the streams of any session can end early.
+    /// Whether streams can end early in any of the manager's sessions.
     ///
     /// True if the manager is not rmcp's own, has an event store, or can be reached by other code.
     in_manager: Arc<AtomicBool>,
     /// Whether this session's streams can end early.
     ///
-    /// True once its client has resumed a call, or a stream has ended without the answer.
+    /// True once its client has resumed a call, or one of its streams has ended without the answer.
     in_session: AtomicBool,
 }
 

@@ -1,8 +1,8 @@
-//! Event ids that are bound to their session.
+//! Binds stored events to their session, by adding a MAC to every event id.
 //!
-//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). With an event store, every event
-//! id that a client receives therefore carries a keyed MAC over the id and the session, and a resume is passed on only if the MAC
-//! matches its session. This requires no state.
+//! On its own, rmcp would replay stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). With an event
+//! store, every event id sent to a client therefore carries a keyed MAC over the id and the session, and a resume is passed on
+//! only if the MAC matches its session. There is no state to keep.
 //!
 //! 1. An id without a valid MAC is never passed on.
 //! 2. The registry and the client see the sealed id; the inner manager and its store see the plain id.
@@ -28,7 +28,7 @@ use super::replay;
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
-/// Length of a MAC, which is sent as twice as many hexadecimal digits.
+/// Length of a MAC in bytes. It is sent as hexadecimal digits, two per byte.
 ///
 /// This truncates HMAC-SHA256 to half its length, which RFC 2104 allows.
 const MAC_BYTES: usize = 16;
@@ -74,9 +74,9 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIdKey ===
 
 impl EventIdKey {
-    /// Returns the process-wide key, which managers without a key of their own share.
+    /// Returns the process-wide key, shared by all managers without a key of their own.
     ///
-    /// The managers might also share a store.
+    /// They must share a key, because they might also share a store.
     pub(super) fn process_wide() -> Self {
         static PROCESS_WIDE: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
@@ -159,7 +159,7 @@ impl Seal {
     }
 
     fn mac(&self, id: &str) -> u128 {
-        // The length keeps the session apart from the event id, and an empty session id apart from none.
+        // The length separates the session from the event id, and distinguishes an empty session id from none.
         let (session, length) = match &self.session {
             Some(session) => (session.as_bytes(), session.len() as u64),
             None => (&[][..], u64::MAX),
@@ -212,7 +212,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Sealed<S> {
 
 // === impl Sessionless ===
 
-/// Written as `async_trait` would expand it.
+/// Written out the way `async_trait` would expand it.
 impl EventStore for Sessionless {
     fn store_event<'s, 'i, 'e, 'a>(
         &'s self,

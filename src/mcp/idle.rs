@@ -1,14 +1,14 @@
-//! Tracks a session's uses and the time of the last one, to find out when it is idle.
+//! Determines when a session is idle, from its uses and the time of the last one.
 //!
-//! Both are behind a single lock. This replaces rmcp's timer (`idle_session` in ARCHITECTURE.md, Workarounds).
+//! Both are behind a single lock. This replaces rmcp's own timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed as idle only if it has not been used for its whole timeout. Once closed, it stays closed.
+//! 1. A session is closed for being idle only after a whole timeout without a use. Once closed, it stays closed.
 //! 2. When a [touch](IdleTracker::touch) and a close race, whichever takes the lock first wins: either the session stays open for
 //!    another idle timeout, or the touch returns `false`.
 //! 3. A client is lost from the time it disconnects from its last stream until its next request. Streams are counted, because the
 //!    disconnect from an old stream might not be noticed until after the client has resumed.
-//! 4. Once a client has disconnected from a call that might go on unobserved, it is never considered lost, because closing the
-//!    session could end the call's handler.
+//! 4. Once a client has disconnected from a call that might keep running unobserved, it is never considered lost again, because
+//!    closing the session could end the call's handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -35,7 +35,7 @@ enum IdleState {
         has_unobserved_call: bool,
     },
     Closed {
-        /// Whether the lost timeout closed it.
+        /// Whether it was the lost timeout that closed the session.
         is_lost: bool,
     },
 }
@@ -47,7 +47,7 @@ pub(super) enum ClientStreamEnd {
     Ended,
     /// The client has disconnected.
     Disconnected,
-    /// The client has disconnected from a call that might go on unobserved.
+    /// The client has disconnected from a call that might keep running unobserved.
     Unobserved,
 }
 
@@ -89,14 +89,14 @@ impl IdleTracker {
         self.state().record_use(now, |uses| uses);
     }
 
-    /// Records that the client has begun to read another stream.
+    /// Records that the client has started reading another stream.
     pub(super) fn begin_stream(&self) {
         if let IdleState::Open {
             streams, is_lost, ..
         } = &mut *self.state()
         {
             *streams += 1;
-            // The client is connected, even if its older stream was found closed only after this one had been requested.
+            // The client is connected, even if an older stream is found to be closed only after it has requested this one.
             *is_lost = false;
         }
     }
@@ -116,7 +116,7 @@ impl IdleTracker {
             *has_unobserved_call |= end == ClientStreamEnd::Unobserved;
             if end == ClientStreamEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
                 *is_lost = true;
-                // The stream might not count as a use, in which case its end would not restart the timeout.
+                // Restart the timeout here too: only the end of a use restarts it, and the stream might not be one.
                 *last_use = now.max(*last_use);
                 return state.is_abandoned();
             }
@@ -138,14 +138,16 @@ impl IdleTracker {
         state.is_abandoned()
     }
 
-    /// Returns the minimum time for which the session stays open.
+    /// Returns the minimum time for which the session will stay open.
     ///
-    /// Returns `None` if it is closed or has been idle for its timeout.
+    /// Returns `None` if it is already closed, or has been idle for its timeout.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it has been idle for its timeout. Otherwise returns the minimum time for which it stays open.
+    /// Closes the session if it has been idle for its timeout.
+    ///
+    /// Otherwise returns the minimum time for which it will stay open.
     pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);
@@ -175,7 +177,7 @@ impl IdleTracker {
 impl IdleState {
     /// Updates the number of uses and the last use. Returns `true` if the session is open.
     ///
-    /// Two threads can read the clock in one order and take the lock in the other, so the later time is kept.
+    /// Two threads might read the clock in one order and take the lock in the other, so the later time wins.
     fn record_use(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
         match self {
             Self::Open { uses, last_use, .. } => {
@@ -197,7 +199,7 @@ impl IdleState {
         else {
             return None;
         };
-        // While the session is in use, there is no need to check for the lost timeout, because it starts when the last use ends.
+        // While the session is in use, there is no need to check for the lost timeout, which only starts when the last use ends.
         let next_check = timeouts.idle.unwrap_or(Duration::MAX);
         match timeouts.effective(*is_lost) {
             Some(timeout) if *uses == 0 => {

@@ -45,19 +45,19 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// A session manager's inner state, which its calls share because it delivers their cancels.
+/// A session manager's state, which its calls share so that it can deliver their cancels.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
     pub(super) sessions: Arc<Sessions>,
     pub(super) serve_tasks: Arc<ServeTasks>,
-    /// The manager's own timer, because idle sessions are closed with or without a layer.
+    /// The manager's own timer, so that idle sessions are closed even without a layer.
     timer: Arc<Timer>,
-    /// Whether a call has ever been cancelled. Until one has, tracked calls do not look for pending cancellations.
+    /// Whether any call has ever been cancelled. Until then, tracked calls skip the search for pending cancellations.
     has_cancelled: AtomicBool,
-    /// The registry of the first layer that has passed a call to this manager.
+    /// The registry of the first layer to pass a call to this manager.
     ///
-    /// Calls through another layer are not bound, because their sessions could not be distinguished.
+    /// Calls through another layer are not bound, because the two layers' sessions could not be distinguished.
     pub(super) registry: OnceLock<Arc<Registry>>,
     /// Hasher for call fingerprints.
     pub(super) hasher: RandomState,
@@ -102,7 +102,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the outcome that is retained for a client whose last event is `last_event_id`.
+    /// Returns the outcome retained for a client whose last event is `last_event_id`.
     pub(super) fn retained_for(
         &self,
         session: &SessionId,
@@ -131,9 +131,9 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels in-flight calls, removes retained ones, and waits for pending cancellations.
+    /// Cancels a session's calls, removes retained ones, and waits for pending cancellations.
     ///
-    /// This is necessary because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s.
+    /// This must precede the close: a closed session accepts no cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
@@ -146,8 +146,8 @@ impl<M> ManagerInner<M> {
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends the calls of a session that is being restored, and removes retained ones. The session keeps its old id, and its event
-    /// ids start at `0/0` again, so they could otherwise refer to old calls.
+    /// Ends the old calls of a session that is being restored, and removes retained ones. The session keeps its id, and its event
+    /// ids start at `0/0` again, so they could otherwise be mistaken for those of old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -156,14 +156,13 @@ impl<M> ManagerInner<M> {
 
     /// Suppresses the messages that a cancelled call is still sending.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the session entry's lock orders the accesses: a cancellation takes it after this store, a new call before
-        // its load.
+        // Relaxed is enough: a cancellation takes the session entry's lock after this store, and a new call before its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(found) = self.sessions.find(session) else {
             return;
         };
         found.suppressed.suppress(call);
-        // Suppressed first, because a call that is bound after this check claims its token itself.
+        // Suppress first and check afterwards: a call that is bound after the check claims its token itself.
         if call.progress_token().is_some() && self.is_token_reused(session, call) {
             found.suppressed.resume_token_delivery(call);
         }
@@ -199,7 +198,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns a new call's session if a cancellation with the call's id is pending. The call must wait for that cancellation.
+    /// Returns a new call's session if the call must wait for a pending cancellation of its id.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -213,8 +212,9 @@ impl<M> ManagerInner<M> {
 
     /// Returns an untracked call's session if a cancellation with the call's id is pending.
     ///
-    /// A cancellation cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so
-    /// this check must run after that call has been looked up.
+    /// An untracked call is not in the registry, so a cancellation cannot find it, and it has to find the cancellation instead.
+    /// It must first look up the older call in the registry: a cancellation becomes pending before its call is removed from
+    /// there, so one or the other is found.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -235,8 +235,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry` unless another one has already been joined. Returns `true` if `registry` is the joined one. Only its
-    /// calls are bound.
+    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if `registry` is the one it has
+    /// joined, which is the only one whose calls are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -248,9 +248,9 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns `true` for rmcp's own manager without an event store.
     ///
-    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an in-flight call only
-    /// if it has already sent the answer, or if the client has made up the event id. With an event store, neither is certain,
-    /// because the store can fail.
+    /// Such a manager's streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an
+    /// in-flight call only if it has already sent the answer, or if the client has made up the event id. With an event store,
+    /// neither is certain, because the store can fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
@@ -283,7 +283,7 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. If the session has been closed as idle, waits until the inner manager has closed it.
+    /// Records a request for a session. If it is being closed because it was idle, waits until it is closed.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // The timer's only runtime might have shut down.
         self.timer.ensure_on_current_runtime();
@@ -343,7 +343,7 @@ impl<M: SessionManager> ManagerInner<M> {
         };
         // The inner manager might panic, and other requests are awaiting this future.
         let _ = AssertUnwindSafe(close).catch_unwind().await;
-        // Removed last: up to now the inner manager might have accepted calls, so requests for the session have to wait.
+        // Remove it last: until now the inner manager might have accepted calls, so requests for the session had to wait.
         self.sessions.remove_this(session);
     }
 }
@@ -380,7 +380,7 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager can have sessions that other code, which shares it, has opened, or that it has restored.
+            // The inner manager may also have sessions that other code sharing it has opened, or that it has restored.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.session_key(&session.into()))
             })
@@ -410,9 +410,9 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancellation first becomes pending and then looks up the call that now has its id. A new call with the same id first
-        // registers its key and then looks for pending cancellations. Both use the same two locks, so at least one of them finds the
-        // other.
+        // The cancellation first becomes pending and then looks up which call now has its id. A new call with the same id first
+        // registers its key and then looks for pending cancellations. Both use the same two locks, so at least one of them finds
+        // the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.announce_cancel(call);
         let undecided = match self.is_id_reused(&session, call) {
@@ -421,7 +421,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The caller waits for the decision before it polls this future. Suppressing now could suppress the other call.
+            // The caller waits for the decision before it polls this future. Suppressing messages now could hit the other call.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(
@@ -442,9 +442,9 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
     }
 }
 
-/// Returns an inner manager's error without the session id, for logs and reports.
+/// Returns an inner manager's error with the session id redacted, for logs and reports.
 ///
-/// A client that knows a session's id can act on the session's behalf.
+/// The id has to stay secret, because any client that knows it can act on the session's behalf.
 fn redact_session(error: &impl ToString, session: &str) -> String {
     error.to_string().replace(session, "…")
 }

@@ -1,4 +1,4 @@
-//! The integration with rmcp: a session manager that binds calls, and abortable handlers.
+//! The rmcp integration: a session manager that binds calls, and abortable handlers.
 
 use rmcp::{
     ErrorData,

@@ -1,9 +1,11 @@
-//! Retained answers, and the stream that a client receives when it resumes.
+//! Retained answers, and the stream that a client receives when it resumes an ended call.
 //!
-//! The format matters to the TypeScript SDK 1.x, which would lose the answer or resume forever with any other. For a completed
-//! call, the client first receives an event that repeats its last event id, then the answer without an id, so that it can resume
-//! in the same way after another disconnect. An error, whether for a completed or a cancelled call, is sent without that event,
-//! because to the SDK an error after an event id does not end the call.
+//! If the call has completed, the client first receives a priming event, which repeats its last event id, and then the answer
+//! without an id. That way, it can resume in the same way if it disconnects again. An error, whether from a completed or a
+//! cancelled call, is sent without the priming event, because the TypeScript SDK does not end a call on an error that follows an
+//! event id.
+//!
+//! This format matters: with any other, the TypeScript SDK 1.x would lose the answer or resume forever.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -24,7 +26,7 @@ mod text_arena;
 
 pub(super) use self::text_arena::TextArena;
 
-/// The reconnect delay (`retry`) if the server has sent none, which is rmcp's default.
+/// The reconnect delay (`retry`) if the server has not sent one. Same as rmcp's default.
 const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 
 /// Maximum time to wait for the next event of an event store's replay.
@@ -32,7 +34,7 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 /// The store might be waiting for events that will never be stored.
 const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum size of a text that is copied into its session's arena.
+/// Maximum size of a text copied into its session's arena.
 ///
 /// For larger texts, the allocation is only a small part of the cost.
 const MAX_ARENA_TEXT: usize = 1024;
@@ -44,8 +46,8 @@ const MAX_ARENA_TEXT: usize = 1024;
 pub(super) struct ReplayedAnswer<S> {
     replay: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event to send before the answer. `None` for an error, and once the replay has yielded an event id or the
-    /// answer.
+    /// The priming event to send before the answer. `None` if the answer is an error, or once the replay has yielded an event id
+    /// or the answer.
     priming_event: Option<ServerSseMessage>,
     /// `None` once the replay has yielded the answer.
     retained_answer: Option<ServerSseMessage>,
@@ -77,7 +79,7 @@ pub(super) fn retain(
     Some((answer, size))
 }
 
-/// Returns the id and the text of a small text-only answer (see [`text_result`]).
+/// Returns the id and text of an answer that is only a small text (see [`text_result`]).
 fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;
@@ -118,9 +120,9 @@ fn text_result(text: &str) -> CallToolResult {
     result
 }
 
-/// Returns `true` if the client already has the answer: its last event id is the answer's.
+/// Returns `true` if the client already has the answer, because that was its last event.
 ///
-/// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
+/// EventSource clients reconnect even after a call has completed, and must not receive every answer twice.
 pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
     match end {
         RetainedOutcome::Answered(answer) => {
@@ -130,7 +132,9 @@ pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> 
     }
 }
 
-/// Returns the stream for a client that resumes an ended call, empty if nothing is retained.
+/// Returns the stream for a client that resumes an ended call.
+///
+/// The stream is empty if nothing is retained.
 pub(super) fn replay(
     end: Option<RetainedOutcome<Answer>>,
     last_event_id: &str,
@@ -151,9 +155,9 @@ pub(super) fn replay(
     stream::iter(first.into_iter().chain(second))
 }
 
-/// Returns an event without a message that repeats the client's last event id.
+/// Returns an event that carries no message and repeats the client's last event id.
 pub(super) fn priming_event(last_event_id: &str, retry: Option<Duration>) -> ServerSseMessage {
-    // A client uses its last `retry` for all its streams, so it must be the server's own.
+    // A client applies the last `retry` it received to all its streams, so this must be the server's own.
     ServerSseMessage::priming(last_event_id, retry.unwrap_or(DEFAULT_RETRY))
 }
 
@@ -288,13 +292,13 @@ impl<S> ReplayedAnswer<S> {
         }
     }
 
-    /// Discards whatever does not have to be sent any more once the replay has yielded `event`.
+    /// Discards whatever no longer has to be sent, now that the replay has yielded `event`.
     fn record(&mut self, event: &ServerSseMessage) {
         let request = event.message.as_deref().and_then(answered_id);
         let is_answer = request.is_some() && request == self.request.as_ref();
         if is_answer {
             self.retained_answer = None;
-            // A store might wait for more events, but none follows an answer.
+            // The store might wait for more events, but none can follow the answer.
             self.replay = None;
         }
         if is_answer || event.event_id.is_some() {

@@ -8,9 +8,9 @@ use crate::call::RequestId;
 
 #[derive(Debug, Default)]
 pub(super) struct PendingRequestsToClient {
-    /// Maps the id of each open request to the id of the call that it was made for.
+    /// Maps each open request's id to the id of the call that made it.
     pending: HashMap<NumberOrString, RequestId>,
-    /// Requests whose call has been cancelled. The server receives an error for each of them.
+    /// Requests made by cancelled calls. For each of them, the server receives an error.
     abandoned: Vec<NumberOrString>,
 }
 

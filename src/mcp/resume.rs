@@ -1,4 +1,4 @@
-//! The response to a resume: the manager's stream, or the call's retained outcome.
+//! Answers a resume with the manager's stream, or with the call's retained outcome.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// A client's request to resume a stream of its session after an event id.
+/// A client's request to resume one of its session's streams after a given event.
 pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<ManagerInner<M>>,
     pub(super) session: &'a SessionId,
@@ -47,7 +47,7 @@ type HeldPermit = (ResumePermit, BackgroundReader);
 
 /// Maximum time to wait for the manager's reply to a resume whose client has disconnected.
 ///
-/// The manager can block while another of the session's streams is not being read.
+/// The manager might block if another of the session's streams is not being read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===
@@ -62,10 +62,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.plain_event_id() else {
-            // Another session's event id is not passed on, but the retained outcome is this session's own.
+            // Don't pass on another session's event id. The retained outcome can be sent, because it is this session's own.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // An event store may also hold the other events that the client has missed.
+        // An event store might also hold other events that the client has missed.
         let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
@@ -86,7 +86,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         if resumed.is_err() {
             self.await_raced_answer().await;
         }
-        // The call may have ended while the manager was handling the request.
+        // Check again, because the call might have ended while the manager was handling the request.
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
@@ -113,12 +113,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 stream::iter(priming_event).chain(missed).right_stream()
             }
         };
-        // Released only after attaching, so that the next resume becomes the newer generation.
+        // Release the permit only after attaching, so that the next resume becomes the newer generation.
         drop(permit);
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it, or `None` for another session's.
+    /// Returns the event id as the inner manager issued it, or `None` if it isn't this session's.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -128,8 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the latest ids of
-    /// standalone streams are recorded.
+    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the event is looked up
+    /// among the most recent ones of standalone streams.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
@@ -139,12 +139,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
     }
 
-    /// Returns the priming event for the resumed stream of a stored call.
+    /// Returns the event that primes the resumed stream of a call with stored events.
     ///
     /// Returns `None` if the event matches no in-flight call.
     ///
-    /// rmcp's stream ends after the stored events. If there are none, a client that uses the TypeScript SDK would have no event
-    /// id for its next resume, and would not resume the call again.
+    /// rmcp ends the resumed stream after the stored events. If there are none, a client that uses the TypeScript SDK would be
+    /// left without an event id for its next resume, and would not resume the call again.
     fn priming_event(&self) -> Option<ServerSseMessage> {
         let calls = self.match_event().in_flight();
         let (_, exchange) = calls.first()?;
@@ -163,14 +163,14 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Returns the outcome that is retained for a client whose last event is `last_event_id`.
+    /// Returns the outcome retained for a client whose last event is `last_event_id`.
     fn retained(&self) -> Option<RetainedOutcome<Answer>> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
     /// Waits for the call's permit, which an earlier resume might be holding.
     ///
-    /// Continues without the permit after a timeout. Returns `None` if the event does not belong to an in-flight call.
+    /// After a timeout, the resume proceeds without the permit. Returns `None` if the event does not belong to an in-flight call.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
@@ -183,7 +183,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // What another manager means by a refusal is unknown, so it must not close a stream that is being read.
+            // A refusal by another manager could mean anything, so it must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that its client is not reading.
                 exchange.close_streams();
@@ -194,7 +194,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Attaches the manager's stream to the call as its newest generation.
     ///
-    /// Also returns what the client is reading, which is `ClientStream::None` for a tracked call's stream.
+    /// Also returns what kind of stream the client is reading, or `ClientStream::None` for a tracked call's stream, which
+    /// [`CallStream`] records itself.
     fn attach(&self, stream: Resumed) -> (CallStream<Resumed>, ClientStream) {
         let (call, client_stream) = match self.match_event() {
             EventMatch::Call(id, exchange) => {
@@ -229,12 +230,13 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         (stream, client_stream)
     }
 
-    /// Reads this resume's stream in the background, because its client has disconnected.
+    /// Keeps reading this resume's stream in the background after its client has disconnected.
     ///
-    /// Drops the resume if its event does not belong to an in-flight call, or if the manager does not reply within [`DRAIN_TIMEOUT`].
+    /// The manager might already have moved the call's stream to this resume, in which case this is the only stream that still
+    /// yields messages, including the answer. The call stays detached, because its client did not complete the resume.
     ///
-    /// The manager might already have moved the call's stream to this resume, in which case only this stream yields further
-    /// messages, including the answer. The call stays detached, because its client did not complete the resume.
+    /// Drops the resume if its event does not belong to an in-flight call, or if the manager does not reply within
+    /// [`DRAIN_TIMEOUT`].
     fn drain_after_disconnect(
         &self,
         request: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>,

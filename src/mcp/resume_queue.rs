@@ -14,23 +14,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time that a resume waits for its predecessor.
+/// Maximum time that a resume waits for the ones before it.
 ///
-/// A pending resume postpones its call's deadline by at most 5 s. The manager must receive the resume within that time, otherwise
-/// the call would be cancelled although its client has resumed in time.
+/// A pending resume postpones its call's deadline by at most 5 s. If the manager did not receive the resume within that time, the
+/// call would be cancelled even though its client had resumed in time.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 #[derive(Default)]
 pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 
 struct CallQueue {
-    /// Has a single permit, which tokio hands out in order of arrival.
+    /// Holds a single permit, which tokio hands out in order of arrival.
     semaphore: Arc<Semaphore>,
-    /// Number of resumes that are waiting for the permit or holding it. The last one removes the queue.
+    /// Number of resumes waiting for the permit or holding it. The last one to leave removes the queue.
     len: usize,
 }
 
-/// A resume that is waiting for its call's permit or holding it. Dropping it passes the permit on.
+/// A resume waiting for its call's permit or holding it.
+///
+/// Dropping it passes the permit on to the next resume.
 pub(super) struct ResumePermit {
     queue: Arc<ResumeQueue>,
     call: CallId,

@@ -1,7 +1,7 @@
 //! Records which task serves which session.
 //!
-//! When an rmcp task ends, it closes its session by id, even if that id belongs to another session by then (`restored_session` in
-//! ARCHITECTURE.md, Workarounds). This record lets each task close only its own session.
+//! When an rmcp task ends, it closes its session by id, even if another session has taken that id in the meantime
+//! (`restored_session` in ARCHITECTURE.md, Workarounds). This record lets each task close only its own session.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use tokio::task;
 use super::session::Session;
 use crate::lock::lock;
 
-/// Maps each task that is serving a session to that session.
+/// Maps each task serving a session to that session.
 #[derive(Default)]
 pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
 
@@ -32,7 +32,7 @@ impl ServeTasks {
         if let Some(task) = task::try_id() {
             let mut tasks = lock(&self.0);
             if tasks.len() == tasks.capacity() {
-                // Dead entries are removed only when the map would grow, because `retain` visits every entry.
+                // Remove dead entries only when the map would otherwise grow, because `retain` visits every entry.
                 tasks.retain(|_, served| served.session.strong_count() > 0);
                 let live = tasks.len();
                 tasks.reserve(live);

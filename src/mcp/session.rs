@@ -1,4 +1,4 @@
-//! A manager's sessions.
+//! The sessions opened through a manager: looking them up, and closing those that are idle.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ use crate::{
     },
 };
 
-/// Minimum of both idle timeouts, because a session in use is checked once per timeout.
+/// Lower bound for both idle timeouts, since a session in use is checked once per timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A manager's open sessions.
@@ -60,14 +60,14 @@ pub(super) struct Session {
     pub(super) standalone_ids: StandaloneIds,
     idle: IdleTracker,
     is_ending: AtomicBool,
-    /// Request ids of the session's pending cancellations.
+    /// Ids of the requests whose cancellation is pending.
     pending_cancels: watch::Sender<Vec<RequestId>>,
     idle_timeouts: IdleTimeouts,
     timer: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
     notified: Mutex<Notified>,
-    /// Set when the session is closed for being idle. Completes once the inner manager has closed it.
+    /// Set when the session is closed for being idle. The future completes once the inner manager has closed the session as well.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
@@ -76,35 +76,36 @@ pub(super) struct Session {
 enum Notified {
     Nothing,
     Opened,
-    /// The session has closed. If its opening has not been reported by then, `notify_opened` reports both events.
+    /// The session has closed. If its opening had not been reported at that point, `notify_opened` reports both events.
     Closed(SessionEnd),
 }
 
-/// A session that the inner manager is closing. Dropping it removes the session and reports its close, unless the session is
-/// still open.
+/// A session that the inner manager is closing.
+///
+/// Dropping this removes the session and reports that it has closed, unless it has been [reopened](Self::reopen).
 pub(super) struct EndingSession {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
     is_open: bool,
 }
 
-/// Keeps a cancellation pending until it is dropped.
+/// Keeps a cancellation pending until the guard is dropped.
 pub(super) struct PendingCancelGuard {
     session: Arc<Session>,
     request: RequestId,
 }
 
-/// A session's owner (the session manager), which finds its calls and closes it.
+/// What a session needs from its owner, the session manager: to find its calls and close it.
 pub(super) trait Owner: Send + Sync {
-    /// Returns `true` if a client might still resume.
+    /// Returns `true` if a client might still resume one of the session's calls.
     ///
-    /// This is the case while one of the session's calls is detached, or an undelivered answer is retained.
+    /// This is the case while one of them is detached, or an undelivered answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
     /// Returns the in-flight call with the JSON-RPC id `request`.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// Closes a session that has been marked as closed for being idle.
+    /// Has the inner manager close a session that has been marked as closed for being idle.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
@@ -115,7 +116,7 @@ impl Sessions {
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
         let previous = self.write(&id).insert(id.clone(), session);
-        // Reported without holding the lock.
+        // Report this without holding the lock.
         if let Some(previous) = previous {
             let is_ending = previous.is_ending();
             previous.notify_closed(if is_ending {
@@ -150,10 +151,11 @@ impl Sessions {
         }
     }
 
-    /// Marks a session as ending while the inner manager is closing it.
+    /// Marks a session as ending, for as long as the inner manager takes to close it.
     ///
-    /// Requests no longer find the session, but it stays in the map, so that its close is reported before the opening of a
-    /// session that replaces it. Returns `None` if there is no session with the id `id`, or if it is already ending.
+    /// From now on, requests no longer find the session. It stays in the map so that, if another session replaces it, its close
+    /// is reported before the other one's opening. Returns `None` if there is no session with the id `id`, or if it is already
+    /// ending.
     pub(super) fn mark_ending(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
         let session = self.find(id)?;
         let is_first = !session.is_ending.swap(true, Ordering::Relaxed);
@@ -164,13 +166,13 @@ impl Sessions {
         })
     }
 
-    /// Returns `true` if no other session has replaced this one and it is not ending.
+    /// Returns `true` if this session is not ending and no other one has replaced it.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
         let current = self.find(&session.id);
         current.is_some_and(|current| Arc::ptr_eq(&current, session))
     }
 
-    /// Removes a session and reports its close, unless its id now belongs to another one.
+    /// Removes a session and reports its close, unless another session has taken its id.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let removed = {
             let mut sessions = self.write(&session.id);
@@ -233,12 +235,14 @@ impl Session {
         }
     }
 
-    /// Returns the session's own copy of its id. Its calls share that copy, so that no copy per request stays allocated.
+    /// Returns the session's own copy of its id.
+    ///
+    /// Its calls share this copy, so that there is no need to keep one allocated per request.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// Reports that the session has opened, and that it has closed if it already has.
+    /// Reports that the session has opened and, if it has already closed, reports that too.
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
@@ -272,7 +276,7 @@ impl Session {
         let timeout = self.idle_timeouts.shortest();
         if let Some(deadline) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
-            // Called only once per session.
+            // Never set before, because this is called only once per session.
             let _ = self.timer.set(timer.set(deadline, this));
         }
     }
@@ -287,7 +291,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Records that the client has begun to read another stream. Returns `false` if this session's streams are not counted.
+    /// Records that the client has started reading another stream. Returns `false` if this session's streams are not counted.
     pub(super) fn begin_stream(&self) -> bool {
         let counts_streams = self.idle_timeouts.lost.is_some();
         if counts_streams {
@@ -296,14 +300,14 @@ impl Session {
         counts_streams
     }
 
-    /// Records that the client has stopped reading a counted stream, which might not be a use.
+    /// Records that the client has stopped reading a counted stream, which need not be a use.
     pub(super) fn end_stream(&self, end: ClientStreamEnd) {
         let now = Instant::now();
         let is_abandoned = self.idle.end_stream(end, now);
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Returns `true` if a standalone stream does not count as a use of the session.
+    /// Returns `true` if standalone streams don't count as uses of the session.
     pub(super) fn ignores_standalone_streams(&self) -> bool {
         self.idle_timeouts.ignore_standalone_streams
     }
@@ -326,7 +330,9 @@ impl Session {
         self.idle.is_closed()
     }
 
-    /// Returns why the session is ending. rmcp also ends a session that has been closed for being idle.
+    /// Returns why the session is ending.
+    ///
+    /// rmcp also ends a session that has been closed for being idle, but the reason is then the idle close.
     pub(super) fn end_reason(&self) -> SessionEnd {
         match (self.is_closed(), self.idle.is_lost()) {
             (false, _) => SessionEnd::Ended,
@@ -342,12 +348,12 @@ impl Session {
 
     /// Runs the future returned by `close` to completion, once.
     ///
-    /// Every caller polls it, because another caller's runtime might be stalled.
+    /// All callers poll the same future, in case one caller's runtime has stalled.
     pub(super) async fn close_once(&self, close: impl FnOnce() -> BoxFuture<'static, ()>) {
         self.closed.get_or_init(|| close().shared()).clone().await;
     }
 
-    /// Offers an answer to its exchange as it is being sent to the client.
+    /// Offers an answer to its call's exchange as it is being sent to the client.
     pub(super) fn observe_answer(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
             && let Some(request) = answered_id(message)
@@ -373,14 +379,14 @@ impl Session {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits up to `limit` for pending cancellations: those for `request`, or all if it is `None`.
+    /// Waits up to `limit` for pending cancellations: those for `request`, or all if `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &Vec<RequestId>| match request {
             Some(request) => !pending.contains(request),
             None => pending.is_empty(),
         };
-        // `wait_for` fails only once the sender has been dropped, but `self` owns it.
+        // `wait_for` fails only if the sender has been dropped, and `self` owns it.
         let _ = migrating_timeout(limit, pending.wait_for(none_pending)).await;
     }
 }
@@ -390,7 +396,7 @@ impl OnDeadline for Session {
         let now = lateness.now();
         let owner = self.owner.upgrade()?;
         if owner.is_awaited(&self.id, now) {
-            // The end of the wait might go unnoticed, so the idle timeout restarts now.
+            // Restart the idle timeout now, because the end of the client's wait might go unnoticed.
             self.idle.extend(now);
         }
         let left = match timeliness {

@@ -1,4 +1,4 @@
-//! The session manager, which wraps another one and forwards every method to it.
+//! A session manager that wraps another one, so that the layer sees that manager's calls.
 
 use std::{
     fmt,
@@ -34,16 +34,16 @@ use super::{
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
-/// A [`SessionManager`] whose calls the layer tracks exactly.
+/// A [`SessionManager`] wrapper that lets the layer track session calls exactly.
 ///
-/// The layer cancels them with a `notifications/cancelled` message, which is handed directly to the inner manager.
+/// The layer cancels these calls by handing a `notifications/cancelled` message directly to the inner manager.
 ///
-/// All methods are forwarded to the inner manager. With this wrapper, the layer sees the answers to session calls without having
-/// to parse the calls' bodies. The wrapper keeps reading a disconnected client's stream, so that a detached call never blocks its
-/// session. It suppresses messages that a cancelled call is still sending, and replays a store's events only to their own
-/// session.
+/// All methods are forwarded to the inner manager. The layer sees each answer as it passes through, so it does not have to parse
+/// the bodies of session calls. After a client has disconnected, the wrapper keeps reading its stream, so that a detached call
+/// never blocks its session. It also suppresses messages that a cancelled call is still sending, and replays stored events only
+/// to the session they belong to.
 ///
-/// The layer and the session manager are linked through each request's extensions:
+/// The layer and the session manager find each other through each request's extensions:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -74,9 +74,9 @@ pub struct CancellableSessionManager<M> {
 impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in process memory.
     ///
-    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
-    /// disabled, because it would also close a session during a silent call whose client is connected, and the answer would be
-    /// lost.
+    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
+    /// is disabled. That timer would also close a session during a silent call, even though the client is still connected, and
+    /// the answer would be lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -116,7 +116,7 @@ impl<M> CancellableSessionManager<M> {
     /// Wraps a session manager.
     ///
     /// `manager` still closes sessions by its own rules, even if an [`idle_timeout`](Self::idle_timeout) is set on the wrapper.
-    /// In particular, rmcp's own timer (`SessionConfig::keep_alive`) closes them during silent calls.
+    /// In particular, rmcp's own timer (`SessionConfig::keep_alive`) closes them even during silent calls.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -136,13 +136,13 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Adds a closure that is called when a session opens or closes.
+    /// Adds a closure to be called whenever a session opens or closes.
     ///
-    /// It applies to sessions that are opened afterwards, and several closures can be added. They are called synchronously, with
-    /// no lock held. A session's opening is reported before its first message and before its closing. The closing is reported
-    /// once the session's calls have been cancelled and no request can find it any more.
+    /// Only sessions opened afterwards are reported. You can add several closures; they are called synchronously, with no lock
+    /// held. A session is reported as opened before its first message and before it is reported as closed. It is reported as
+    /// closed once its calls have been cancelled and no request can find it any more.
     ///
-    /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
+    /// As with an [`Observer`](crate::Observer), the closure must not block, and panics in it are caught. Sessions that the inner
     /// manager opens or closes on its own are not reported.
     ///
     /// ```
@@ -177,10 +177,10 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds an [`EventStore`]'s event ids to their sessions.
     ///
-    /// Without a store, the key has no effect. With one, each event id that a client receives carries a MAC over the store's own
-    /// id and the session, and an event is replayed only to that session. By default, all managers in a process share one random
-    /// key, so events from another process, or from before a restart, are not replayed to any client. Processes that share a
-    /// store need the same key, which should consist of at least 32 random, secret bytes. An empty key is ignored.
+    /// Each event id sent to a client carries a MAC over the store's own id and the session, so that an event is replayed only to
+    /// its own session. Without a store, the key has no effect. By default, all managers in a process share one random key, so
+    /// events from another process, or from before a restart, are not replayed to any client. Processes that share a store need
+    /// the same key, which should be at least 32 random bytes, kept secret. An empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -196,14 +196,14 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns what a client that resumes after `last_event_id` is still missing.
+    /// Returns what a client resuming after `last_event_id` has yet to receive.
     ///
-    /// This is either the retained answer or a cancelled call's error.
+    /// This is the retained answer or, if the call was cancelled, its error.
     ///
-    /// Returns `None` if that event's call has not ended, if the event is the answer itself, or if nothing is retained. Has no
-    /// side effects.
+    /// Returns `None` if the event's call has not ended, if the event is the answer itself, or if nothing is retained.
     ///
-    /// This lets an observer of [`Event::Ended`](crate::Event::Ended) store the answer elsewhere.
+    /// An observer of [`Event::Ended`](crate::Event::Ended) can use this to store the answer elsewhere. There are no side
+    /// effects.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -221,8 +221,9 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// Other code can use the inner manager to end a running call's stream (SEP-1699), in which case rmcp drops the answer. Once
-    /// this method has been called, answers are therefore copied as they pass through, and retained if their stream has ended.
+    /// Code that uses the inner manager can end a running call's stream (SEP-1699), in which case rmcp drops the answer. From the
+    /// first call of this method on, answers are therefore copied as they pass through, and retained if their stream has already
+    /// ended.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -240,7 +241,7 @@ impl<M> CancellableSessionManager<M> {
 }
 
 impl<M: SessionManager> CancellableSessionManager<M> {
-    /// Adds a session that the inner manager has created.
+    /// Adds a session that the inner manager has created or restored.
     fn open(
         &self,
         id: SessionId,
@@ -291,9 +292,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(session_use))
     }
 
-    /// Records a request, because rmcp calls this for every GET and POST in a session.
+    /// Records a request for the session, since rmcp calls this for every GET and POST.
     ///
-    /// If the session is being closed as idle, waits until it is closed.
+    /// If the session is being closed because it was idle, waits until the inner manager has closed it.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
@@ -301,10 +302,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     /// Cancels a session's calls, and then closes it.
     ///
-    /// The order matters, because a closed session does not accept cancels and rmcp would let its handlers run for another 5 s.
-    /// Does nothing if the current task has served a session that another one has replaced.
+    /// The order matters: a closed session no longer accepts cancels, so rmcp would let its handlers run for another 5 s. Does
+    /// nothing if the current task served a session that has since ended or been replaced.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        // A task that has served a session closes only that session, not one that has been restored under the same id.
+        // Let a task close only the session it served, not one that has since been restored under the same id.
         let served = self.shared.serve_tasks.end(id);
         let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
         if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {
@@ -356,7 +357,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((target, _)), _) => {
                     self.shared.on_client_cancel(id, request, target);
                 }
-                // rmcp sends no answer to a cancelled call, so this records that an untracked one has ended.
+                // rmcp does not answer a cancelled call, so forget an untracked one now.
                 (Some(request), None, Some(session_use)) => {
                     session_use.suppressed.forget_untracked(&request)
                 }

@@ -5,18 +5,18 @@ use std::time::Duration;
 use super::session_manager::CancellableSessionManager;
 
 impl<M> CancellableSessionManager<M> {
-    /// Closes sessions that have been idle for `timeout`, at least 100 ms.
+    /// Closes sessions that have been idle for `timeout` (at least 100 ms).
     ///
-    /// This applies to sessions created afterwards. A closed session's client receives 404 for its next request. A session is
-    /// idle while none of the following is using it:
+    /// Only affects sessions created afterwards. Once its session has been closed, a client receives 404 for its next request. A
+    /// session is idle while it has none of these:
     ///
-    /// - a request, even while its body is incomplete or a middleware inside the layer is holding it;
+    /// - a request, even one whose body is still incomplete or that a middleware inside the layer is holding back;
     /// - an open stream, including a standalone one;
     /// - a call that has not ended, even a detached one;
-    /// - an answer that is retained for a disconnected client.
+    /// - an answer retained for a disconnected client.
     ///
-    /// Messages from the server do not count. Without a layer, the session manager does not know about detached calls, or about
-    /// requests that have not reached it yet.
+    /// Messages from the server don't keep a session open. Without a layer, the session manager knows neither about detached
+    /// calls nor about requests that have not reached it yet.
     ///
     /// ```
     /// use std::time::Duration;
@@ -33,27 +33,29 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms.
+    /// Closes sessions whose client has been disconnected for `timeout` (at least 100 ms).
     ///
-    /// Off by default. This applies to sessions created afterwards. Many clients never end their sessions, and this option closes
-    /// those before the [`idle_timeout`](Self::idle_timeout) does. A client counts as disconnected from the time it disconnects
-    /// from its last stream, whether standalone or for a call, until its next request. The timeout starts after the last use of
-    /// the session, and so after the grace periods of its calls.
+    /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions, and this option
+    /// closes such sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from
+    /// the moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts
+    /// once nothing is using the session any more, and so after the grace periods of its calls.
     ///
     /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
-    /// only send requests, so the timeout must be longer than a client's pauses. A client that sends a request later than that
-    /// receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
+    /// only send requests, so the timeout must be longer than the pauses between a client's requests. After a longer pause, the
+    /// client receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// # Edge cases
     ///
-    /// - Every stream counts, including those for untracked calls and those without a layer. If a client disconnects from an
-    ///   untracked call before the answer, this timeout never closes its session, because the call might still be running.
-    /// - A client does not count as disconnected if the server ended its stream, because the server might have asked it to wait.
-    /// - On a dead network, a disconnect is detected late. It is then treated as later than any requests that the client has sent
-    ///   over other connections in the meantime.
+    /// - All streams are taken into account, even those for untracked calls and those without a layer. If a client disconnects
+    ///   from an untracked call before the answer, this timeout never closes its session, because the call might still be
+    ///   running.
+    /// - If it was the server that ended the stream, the client is not considered disconnected, because the server might have
+    ///   asked it to wait.
+    /// - On a dead network, a disconnect is detected late, and is then treated as if it had happened after any requests that the
+    ///   client has sent over other connections in the meantime.
     /// - With an event store, or with a session manager other than rmcp's own, an event id does not show which stream it belongs
-    ///   to. A resumed stream then counts as standalone if its last event id is among the 64 most recent ones of the session's
-    ///   standalone streams. Otherwise it counts as an untracked call's stream.
+    ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ones sent
+    ///   on the session's standalone streams. Otherwise it is treated as an untracked call's stream.
     ///
     /// ```
     /// use std::time::Duration;
@@ -81,11 +83,11 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes idle sessions even if a standalone stream is open.
     ///
-    /// Off by default, so an open standalone stream keeps its session open, even if the client no longer uses the session or a
-    /// proxy is holding on to the connection of a client that has disconnected. This option applies to sessions created
-    /// afterwards. If the client of such a session only listens, the session is closed after the
-    /// [`idle_timeout`](Self::idle_timeout) and its stream ends, so that timeout must be longer than a client's pauses. After a
-    /// 404, the TypeScript and Python SDKs do not open a new session on their own.
+    /// Off by default, so an open standalone stream keeps its session open, even if its client no longer uses the session, or has
+    /// disconnected from a proxy that still holds on to the connection. This option only affects sessions created afterwards.
+    /// With it, the session of a client that only listens is closed after the [`idle_timeout`](Self::idle_timeout), which ends
+    /// the stream, so that timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript and
+    /// Python SDKs do not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,11 +1,11 @@
-//! Session uses: requests, and the streams that clients read.
+//! What keeps a session from being idle: requests, and the streams that clients read.
 //!
-//! A request uses its session from the time the layer receives it (without a layer, the manager) until the response head. A
-//! stream uses its session until it is dropped, even if only a background task is reading it. Calls without a stream, and answers
-//! that are retained for disconnected clients, are tracked by the registry instead.
+//! A request uses its session from the moment the layer receives it (or the manager, if there is no layer) until the response
+//! head is ready. A stream uses its session until it is dropped, even if only a background task is still reading it. Calls
+//! without a stream and answers retained for disconnected clients are not uses; the registry tracks them instead.
 //!
-//! Each stream that the session manager returns is counted from its start until it ends or its client disconnects, so a client is
-//! lost only if it is not reading any stream.
+//! The session manager also counts the streams it returns, each until it ends or its client disconnects, so that a client is
+//! considered lost only while it is not reading any stream.
 
 use std::{mem, ops::Deref, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
     session::{Session, Sessions},
 };
 
-/// A use of a session, which keeps the session from being idle until it is dropped.
+/// A use of a session. Until it is dropped, the session is not idle.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
@@ -25,15 +25,15 @@ pub(super) struct SessionUse {
     is_use: bool,
 }
 
-/// The stream that a client is reading as it uses its session. Not recorded without a lost timeout.
+/// What kind of stream the client is reading. Recorded only if there is a lost timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientStream {
     None,
-    /// The stream of a tracked call, which reports disconnects, or of an answered call.
+    /// A tracked call's stream, which reports disconnects itself, or an answered call's stream.
     Call,
-    /// The stream of an untracked call. If it is dropped before the answer, the call might go on unobserved.
+    /// An untracked call's stream. If it is dropped before the answer, the call might keep running unobserved.
     Untracked,
-    /// A stream that lasts until the server ends it or the client disconnects.
+    /// A standalone stream, which stays open until the server ends it or the client disconnects.
     Standalone,
 }
 
@@ -59,7 +59,7 @@ impl SessionUse {
         }
     }
 
-    /// Records which stream the client is reading.
+    /// Records what kind of stream the client is reading.
     pub(super) fn with_stream(mut self, stream: ClientStream) -> Self {
         if stream != ClientStream::None && self.begin_stream() {
             self.stream = stream;

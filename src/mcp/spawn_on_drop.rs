@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// A future that must complete. If it is dropped first, a closure spawns it.
+/// A future that must run to completion. If it is dropped before that, a closure spawns it.
 ///
 /// The future is boxed because `Drop` has to move it, and it might not be `Unpin`.
 pub(super) struct SpawnOnDrop<F, S: FnOnce(Pin<Box<F>>)>(Option<(Pin<Box<F>>, S)>);

@@ -1,7 +1,7 @@
-//! The most recent event ids of a session's standalone streams, to recognise resumed ones.
+//! Recognises resumed standalone streams, by the most recent event ids sent on them.
 //!
 //! This is needed where an event id does not show which stream it belongs to: with an event store, or with a session manager
-//! other than rmcp's own. A stream that a client resumes after an older event is not recognised, and counts as an untracked
+//! other than rmcp's own. A stream that a client resumes after an older event is not recognised, and is treated as an untracked
 //! call's stream.
 
 use std::{collections::VecDeque, sync::Mutex};
@@ -11,7 +11,8 @@ use crate::lock::lock;
 
 /// Maximum number of ids to remember.
 ///
-/// Most clients miss fewer events than that while they are disconnected. Any other client's session merely stays open longer.
+/// Most clients miss fewer events than this while they are disconnected. If one misses more, its session merely stays open
+/// longer.
 const MAX_RECENT: usize = 64;
 
 /// Hashes of event ids, because an id can have any length. A client that sends a colliding id affects only its own session.

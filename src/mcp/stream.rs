@@ -1,6 +1,6 @@
 //! A session's event streams.
 //!
-//! They detect the ends of calls, and suppress messages from cancelled calls.
+//! They detect when a call has ended, and filter out messages from cancelled calls.
 
 use std::{
     pin::{Pin, pin},
@@ -28,14 +28,15 @@ use crate::{
 
 /// The inner manager's stream for a request or a resume.
 ///
-/// If it is dropped while its call is running, a task reads the rest, so that the answer is still seen and an unread channel
-/// never blocks the session.
+/// If it is dropped while its call is still running, a task reads the rest of it, so that the answer is still seen and an unread
+/// channel never blocks the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The stream of rmcp's own manager, and thus the
-    // allocation, is the size of a pointer.
+    // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The allocation is small: the stream of rmcp's own
+    // manager is the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// Keeps the session in use while the stream is being read. Declared last, so that `call` reports its drop first.
+    /// Keeps the session in use while the stream is being read. Declared last, so that `call`, which reports being dropped, is
+    /// dropped first.
     session_use: Option<SessionUse>,
 }
 
@@ -54,20 +55,20 @@ pin_project! {
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// The stream's number, which is the part after the slash in rmcp's event ids.
+    /// The stream's number, the part after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
     /// Whether the session manager has yet to accept or refuse the request.
     is_dispatching: bool,
 }
 
-/// What a stream is read by.
+/// Who is reading a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamReader {
     Client,
     /// A task that is only waiting for the call to end.
     Task,
-    /// No reader, because the answer, the refusal or the end of the stream has been reported.
+    /// Nothing is left to report: the answer, the refusal or the stream's end has been reported.
     None,
 }
 
@@ -151,7 +152,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if has_ended {
             call.reader = StreamReader::None;
         } else {
-            // The reader is set first, so that it still sees the call end if dropping the stream detaches it.
+            // Set the reader first, so that it still sees the call end if dropping the stream detaches the call.
             call.set_background_reader();
             call.attachment.on_stream_dropped();
         }
@@ -171,7 +172,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
 
 /// Filters messages from cancelled calls out of a stream.
 ///
-/// The stream uses its session until it is dropped.
+/// The returned stream uses its session until it is dropped.
 pub(super) fn without_suppressed<S>(
     stream: S,
     session_use: Option<SessionUse>,
@@ -210,7 +211,7 @@ fn is_suppressed(event: &ServerSseMessage, session_use: &SessionUse) -> bool {
 
 /// Reads a stream until it yields the answer, or until the stream or the call ends.
 ///
-/// Watching the stream alone is not enough, because the stream of a call whose id has been reused neither yields anything nor
+/// Watching the stream alone is not enough, because once a call's id has been reused, its stream neither yields anything nor
 /// ends.
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
@@ -290,7 +291,7 @@ impl BoundCall {
     /// Records that the stream has ended without the answer.
     ///
     /// If it was the last stream, only the session's transport can still see the answer. If another of the call's streams is
-    /// open, that one has replaced this one.
+    /// open, it has replaced this one.
     fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {
@@ -301,7 +302,7 @@ impl BoundCall {
         }
     }
 
-    /// Records the event id with which the client can resume.
+    /// Records the event id after which the client can resume.
     fn record(&mut self, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;
@@ -327,7 +328,7 @@ impl BoundCall {
     }
 
     fn on_answered(mut self, event: &ServerSseMessage, session_use: Option<&SessionUse>) {
-        // An answer that a task has read is retained longer, and would keep a whole chunk of the arena allocated.
+        // An answer read by a task is retained for longer, so in the arena it would keep a whole chunk allocated.
         let arena_owner = session_use.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;

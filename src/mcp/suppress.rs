@@ -1,13 +1,13 @@
 //! Suppresses messages that a session's cancelled calls are still sending.
 //!
-//! rmcp sends them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds), so both the session's
-//! transport and its streams drop them.
+//! rmcp would send them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds), so both the
+//! session's transport and its streams drop them.
 //!
-//! A handler that is awaiting its client's reply when its call is cancelled would wait forever, so the transport sends it an
-//! error instead.
+//! If a call is cancelled while its handler is awaiting a reply from the client, the handler would wait forever, so the transport
+//! sends it an error in place of the reply.
 //!
-//! 1. Only `send` records requests to the client, and no `receive` can be pending at that time, because both take `&mut self`. A
-//!    receiver that has found no such request therefore does not have to be woken for a new one.
+//! 1. Only `send` records requests to the client, and it cannot run while a `receive` is pending, because both take `&mut self`.
+//!    A `receive` that has found no such request therefore does not have to be woken for a new one.
 //! 2. A request to the client is refused or answered, but never lost, because one lock covers both checking for a cancelled call
 //!    and recording the request.
 
@@ -39,14 +39,13 @@ use crate::lock::lock;
 /// Maximum number of cancelled calls whose messages a session suppresses.
 ///
 /// Beyond that, the oldest call's messages are delivered again. This is also the maximum number of untracked calls that a session
-/// can run at once: if there are ever more, it never suppresses anything again.
+/// can run at once: if there are ever more, the session never suppresses anything again.
 const MAX_SUPPRESSED: usize = 256;
 
 /// A session's cancelled calls, and the requests that its calls have made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// Whether `state` has any calls or requests to the client. If not, messages other than requests to the client are sent
-    /// without taking the lock.
+    /// Whether `state` contains any calls or requests to the client. If not, only requests to the client take the lock.
     active: AtomicBool,
     state: Mutex<SuppressionState>,
     receiver: AtomicWaker,
@@ -56,16 +55,17 @@ pub(super) struct Suppressed {
 struct SuppressionState {
     hasher: RandomState,
     cancelled: VecDeque<HashedIds>,
-    /// Untracked in-flight calls. Messages that carry their ids are delivered.
+    /// Untracked in-flight calls. Messages carrying their ids are delivered.
     untracked: VecDeque<HashedIds>,
-    /// Whether more than [`MAX_SUPPRESSED`] untracked calls have ever run at once. From then on, messages cannot be attributed.
+    /// Whether more than [`MAX_SUPPRESSED`] untracked calls have ever run at once. If so, messages can no longer be attributed to
+    /// calls.
     has_overflowed: bool,
     requests_to_client: PendingRequestsToClient,
 }
 
 /// Keyed hashes of a cancelled or untracked call's ids.
 ///
-/// A client can choose ids of many MiB, and a session outlives its calls.
+/// Only hashes are stored, because a client can choose ids of many MiB and a session outlives its calls.
 #[derive(Debug)]
 struct HashedIds {
     /// `None` if another call has reused the id.
@@ -79,7 +79,7 @@ struct HashedIds {
 pub(super) enum SendDecision {
     Send,
     Drop,
-    /// Dropped with an error, or its sender would wait for a reply that cannot arrive.
+    /// Drop it with an error. Its sender would otherwise wait for a reply that can never arrive.
     Refuse,
 }
 
@@ -113,7 +113,7 @@ impl Suppressed {
 
     /// Lets a new untracked call's messages through.
     ///
-    /// This applies even if an older call with the same ids is cancelled later.
+    /// They keep being delivered even if an older call with the same ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -129,7 +129,7 @@ impl Suppressed {
 
     /// Removes an untracked call that has been refused or cancelled.
     ///
-    /// Other calls are removed once they are answered, but this one never is.
+    /// Other calls are removed once they are answered, but this one never will be.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -137,7 +137,7 @@ impl Suppressed {
         }
     }
 
-    /// Stops suppressing progress messages that carry a cancelled call's token.
+    /// Stops suppressing progress messages carrying a cancelled call's token.
     ///
     /// Called when another call has reused the token.
     #[cold]
@@ -167,7 +167,7 @@ impl Suppressed {
 
     /// Returns `true` if a message from a stream belongs to a cancelled call.
     ///
-    /// The message might have been sent before the cancellation.
+    /// Needed because the message might have been sent before the call was cancelled.
     pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         self.is_active() && self.state().is_suppressed(message)
     }
@@ -254,7 +254,7 @@ impl SuppressionState {
             && !self.untracked.iter().any(&matches)
     }
 
-    /// Records a message that is being sent to the client: a request, its cancellation, or an answer.
+    /// Records a message being sent to the client: a request, its cancellation, or an answer.
     fn record(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {
@@ -312,7 +312,7 @@ impl HashedIds {
     }
 }
 
-/// Returns the id of the call that a request to the client was made for.
+/// Returns the id of the call that made a request to the client.
 ///
 /// Returns `None` if rmcp did not record it.
 fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {

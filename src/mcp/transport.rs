@@ -1,6 +1,6 @@
 //! A session's transport.
 //!
-//! It suppresses messages from cancelled calls and answers those calls' requests to the client.
+//! It suppresses messages from cancelled calls, and answers the requests that those calls have made to the client.
 
 use std::{
     borrow::Cow,
@@ -41,7 +41,7 @@ use super::{
 pub struct CancellableTransport<T> {
     inner: T,
     session: Arc<Session>,
-    /// Taken when the task that serves the session receives its first message.
+    /// Taken when the task that serves the session first calls `receive`.
     serve_tasks: Option<Arc<ServeTasks>>,
 }
 
@@ -58,7 +58,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// Receives the next message from the client, or an error in place of its reply.
+    /// Receives the client's next message, or the error reply to an abandoned request.
     ///
     /// # Cancel safety
     ///
@@ -179,7 +179,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // Matched in place, because a message is large and a pending poll has none to move.
+        // Match in place: a message is large, and this way a pending poll does not move one.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {

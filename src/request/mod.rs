@@ -1,4 +1,4 @@
-//! The request: the tee on its body, and cancels that are replayed with its head.
+//! The request: the tee on its body, and cancellations replayed with its head.
 
 mod body;
 mod replay;

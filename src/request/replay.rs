@@ -1,8 +1,8 @@
-//! Cancels that are replayed as HTTP POSTs into the inner service.
+//! Cancels calls by replaying an HTTP POST into the inner service.
 //!
-//! This is how calls are cancelled without the session manager. The POST carries the original request's URI, extensions and most
-//! of its headers, so that everything inside the layer (routing, auth, limits) treats it in the same way as the call. Headers
-//! that belong to the original body, or that would change what the POST does, are left out.
+//! This is how calls are cancelled if there is no session manager. The POST carries the original request's URI, extensions and
+//! most of its headers, so that everything inside the layer (routing, auth, limits) treats it just like the call. Headers that
+//! belong to the original body, or that would change what the POST does, are left out.
 
 use std::{
     future::poll_fn,
@@ -24,7 +24,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Names of the headers that are not replayed.
+/// Names of the headers left out of a replay.
 ///
 /// They describe the original body or connection, make a request conditional or partial, or resume a stream.
 const NOT_REPLAYED: [HeaderName; 15] = [
@@ -45,7 +45,7 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Name prefixes of other headers that are not replayed.
+/// Name prefixes of other headers left out of a replay.
 ///
 /// These are body digests, signatures over the body (RFC 9421), and idempotency keys, as well as the headers `Mcp-Method`,
 /// `Mcp-Name` and `Mcp-Param-*`, in which SEP-2243 repeats parts of the body.
@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called directly, because every replay clones it and waits for the clone to be ready.
+/// The inner service. It is never called itself: every replay clones it and waits for the clone to be ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
@@ -72,7 +72,7 @@ pub(crate) struct Replay<S, B> {
     shared: Arc<LayerShared>,
     uri: Uri,
     version: Version,
-    /// A list is smaller than a map and faster to copy.
+    /// A list, because it is smaller than a map and faster to copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
     body: PhantomData<fn(B)>,

@@ -1,14 +1,14 @@
 //! The response body, from the head until it ends.
 //!
-//! Dropping the body before it has ended counts as a disconnect. It has ended in any of these cases, listed in the order in which
-//! hyper can see them:
+//! Dropping the body before it has ended is treated as a disconnect. It has ended as soon as one of these is true, listed in the
+//! order in which hyper can see them:
 //!
 //! 1. the body reports that it has ended ([`Body::is_end_stream`]), even before the first poll;
 //! 2. the body's length is known and all its bytes have been sent, so hyper does not poll it again;
 //! 3. a frame contains trailers, which nothing may follow (RFC 9110, section 6.5), so hyper does not poll again either;
 //! 4. a poll returns `None`.
 //!
-//! An error does not count as the end, because the client has not received its answer and its connection is closed.
+//! An error is treated as a disconnect, too, because the client has not received its answer and its connection is closed.
 
 use std::{
     fmt,
@@ -26,11 +26,12 @@ use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 pin_project! {
     /// The body of a response from [`CancelOnDisconnect`](crate::CancelOnDisconnect).
     ///
-    /// Dropping it before it has ended counts as a disconnect.
+    /// Dropping it before it has ended is treated as a disconnect.
     ///
-    /// It forwards the inner body frame by frame. The layer injects probes between the events of a quiet stream
-    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled by this
-    /// server. With a [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), it also splits large frames of events.
+    /// The inner body is forwarded frame by frame. While an event stream is quiet, the layer injects probes between its events
+    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)). If this server cancels the call, the layer injects an error
+    /// for the client. With a [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), the layer also splits large
+    /// frames of events.
     ///
     /// [`CancelOnDisconnect`](crate::CancelOnDisconnect) has an example. The default body is empty:
     ///
@@ -67,9 +68,9 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// Creates a body with `remaining` bytes, or of unknown length if that is `None`.
+    /// Creates a body of `remaining` bytes, or of unknown length if `remaining` is `None`.
     ///
-    /// The body ends early if `peer` closes while the inner body is pending.
+    /// The body ends early if the client closes its connection (`peer`) while the inner body is pending.
     pub(super) fn plain(
         mut guard: Guard,
         inner: B,
@@ -180,7 +181,9 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// Returns an empty body that belongs to no call. Outer layers use such a body for answers of their own.
+    /// Returns an empty body that belongs to no call.
+    ///
+    /// Outer layers can use it for their own answers.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }

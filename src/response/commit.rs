@@ -1,8 +1,8 @@
-//! The inner answer as events, for a response whose head has been sent early.
+//! Converts the inner answer to events, for a response whose head has been sent early.
 //!
-//! Once the client has received `200 text/event-stream`, every answer from the inner service has to be turned into events. Events
-//! are passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC error.
-//! The inner answer's headers are lost.
+//! Once the client has received `200 text/event-stream`, whatever the inner service answers has to be sent as events. Events are
+//! passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC error. The
+//! inner answer's headers are lost.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     Polled,
-    head::{classify_head, has_type},
+    head::{classify_head, has_content_type},
 };
 use crate::{
     call::{DetachCause, RequestId},
@@ -28,13 +28,15 @@ use crate::{
     sse::{self, BomFilter},
 };
 
-/// Number of bytes after which a refusal is not read any further. JSON-RPC errors are shorter.
+/// Once a refusal has exceeded this many bytes, it is not read any further.
+///
+/// JSON-RPC errors are shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// Resolves to the inner service's answer, or to `None` if the service fails.
 pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
-/// The answer to one request, as events.
+/// A body that sends the answer to one request as events.
 pub(super) struct CommittedBody<B> {
     request: RequestId,
     stage: CommitStage<B>,
@@ -43,7 +45,7 @@ pub(super) struct CommittedBody<B> {
 enum CommitStage<B> {
     Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// The data of a single event, which starts at the first byte that is not white space.
+    /// A JSON body, sent as the data of a single event. Leading white space is skipped.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -56,7 +58,7 @@ enum CommitStage<B> {
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
-    /// Removes a byte order mark, which would be part of the text inside an event.
+    /// Removes a byte order mark, which inside an event would become part of the text.
     bom_filter: BomFilter,
     has_data: bool,
 }
@@ -96,7 +98,7 @@ where
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
-                    // Events have no trailers, and nothing can follow the body's trailers.
+                    // Trailers end the body, too: nothing can follow them, and an event cannot contain them.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
                         Some(mut data) => {
                             match json.convert(data.copy_to_bytes(data.remaining())) {
@@ -137,7 +139,7 @@ where
         }
     }
 
-    /// Handles the answer.
+    /// Handles the inner service's answer.
     ///
     /// Returns the bytes to send immediately, or `None` if the body has to be polled first.
     fn on_answer(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
@@ -158,7 +160,7 @@ where
         let is_encoded = mcp_headers.is_encoded;
         self.stage = match head {
             Head::Stream { readable: true } => CommitStage::Events(Box::pin(body)),
-            Head::Answer if has_type(&mcp_headers, "application/json") && !is_encoded => {
+            Head::Answer if has_content_type(&mcp_headers, "application/json") && !is_encoded => {
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
@@ -194,7 +196,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for a frame, or `None` if only white space has been received.
+    /// Returns the bytes to send for a frame, or `None` if there has only been white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = replace_line_breaks(self.bom_filter.filter(frame));
         if self.has_data {
@@ -213,7 +215,9 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// Replaces line breaks in JSON with spaces, because they can only occur between tokens.
+/// Replaces line breaks in JSON with spaces.
+///
+/// This does not change its meaning, because line breaks can only occur between tokens.
 fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -227,7 +231,7 @@ fn replace_line_breaks(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event contains the body's JSON-RPC error if it has one, and otherwise an error with the status.
+/// The event contains the JSON-RPC error from the body if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

@@ -1,6 +1,6 @@
 //! The response future, from the request to the response head.
 //!
-//! It can complete before the inner service answers: if this server has cancelled the call, if the head is sent early, or if the
+//! It completes before the inner service has answered if this server has cancelled the call, if the head is sent early, or if the
 //! client has disconnected while hyper is not reading.
 
 use std::{
@@ -20,7 +20,7 @@ use super::{
     PeerClosed, Sleeper,
     body::ResponseBody,
     commit::CommittedBody,
-    head::{classify_head, content_length, has_no_content, has_type},
+    head::{classify_head, content_length, has_content_type, has_no_content},
     is_ready,
     late::Late,
     peer_closed,
@@ -35,19 +35,19 @@ use crate::{
     options::Options,
 };
 
-/// The probe interval in a stream that is committed early, if [`keep_alive`] is not set.
+/// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// This is a quarter of the shortest idle limit that proxies have by default.
+/// A quarter of the shortest default idle limit that proxies have.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Minimum interval at which the future checks whether the call is known yet.
+/// Minimum interval between checks of whether the call is known yet.
 ///
-/// A longer [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) makes the interval longer.
+/// If [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) is longer, the interval is that long.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Stands in for a duration that would overflow an instant.
+/// Used in place of a duration that would overflow an instant.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The status that nginx logs when a client disconnects before the response.
@@ -56,7 +56,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 pin_project! {
     /// The response future of [`CancelOnDisconnect`](crate::CancelOnDisconnect).
     ///
-    /// Dropping it before it is ready counts as a disconnect.
+    /// Dropping it before it is ready is treated as a disconnect.
     ///
     /// ```
     /// use axum::body::Body;
@@ -85,7 +85,8 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set once the call has been answered, if the inner service has not returned the response head yet. A drain waits for it.
+        // Set if the call has been answered before the inner service has returned the response head. A drain waits for this
+        // guard.
         delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
@@ -95,19 +96,20 @@ pin_project! {
     #[project = InnerFutureProj]
     enum InnerFuture<F> {
         Inline { #[pin] future: F },
-        // Boxed if it might have to continue in the body.
+        // Boxed if it might have to keep running inside the body.
         Boxed { future: Option<Pin<Box<F>>> },
     }
 }
 
-/// A request's use of its session until the response head.
+/// A request's use of its session, which lasts until the response head is ready.
 ///
-/// Needed because the session manager does not know about a request whose body is incomplete, or that is waiting in a middleware.
+/// It keeps the session open while the session manager does not know about the request yet, because the body is incomplete or a
+/// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll has been pending yet, or a session manager had bound the call by then.
+    /// No poll has been pending yet, or by then a session manager had already bound the call.
     #[default]
-    NotYet,
+    NotStarted,
     /// `None` if no session manager has the session.
     Started { _use: Option<Box<dyn Send + Sync>> },
 }
@@ -144,7 +146,7 @@ impl<F> ResponseFuture<F> {
             inner,
             options,
             delivering: None,
-            session_use: UseUntilHead::NotYet,
+            session_use: UseUntilHead::NotStarted,
         }
     }
 
@@ -176,13 +178,13 @@ where
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
-            *this.session_use = UseUntilHead::NotYet;
+            *this.session_use = UseUntilHead::NotStarted;
         }
         if let Some(exchange) = this.guard.exchange() {
-            // Before `parse_body`, only a session manager can have made a call known, and an in-flight call already uses its
-            // session.
+            // Before `parse_body`, the call is known only if a session manager has bound it, and an in-flight call already uses
+            // its session.
             if polled.is_pending()
-                && matches!(this.session_use, UseUntilHead::NotYet)
+                && matches!(this.session_use, UseUntilHead::NotStarted)
                 && !exchange.has_call()
             {
                 let _use = exchange.use_session();
@@ -308,7 +310,7 @@ impl Silence {
 impl ResponseOptions {
     /// Returns the options for a request.
     ///
-    /// `may_be_call` is whether the request might contain a call, judging by its head.
+    /// `may_be_call` is `true` if the request might contain a call, judging by its head.
     pub(crate) fn for_request<B>(
         request: &Request<B>,
         may_be_call: bool,
@@ -329,7 +331,7 @@ impl ResponseOptions {
         self.commit.is_some()
     }
 
-    /// Returns the response for an answer from the inner service.
+    /// Turns the inner service's answer into the response.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -370,8 +372,9 @@ impl ResponseOptions {
         }
         let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
-            // The server might keep working until the body ends. If the length is known, the last byte is the end.
-            let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
+            // The server might keep working until the body ends. If the length is known, it ends with the last byte.
+            let is_json =
+                has_content_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));
             }
@@ -396,7 +399,7 @@ impl ResponseOptions {
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
-    /// Returns a response whose answer is still pending.
+    /// Returns a response whose head is sent before the inner service has answered.
     #[cold]
     fn commit<RB>(
         &mut self,
@@ -422,7 +425,7 @@ impl ResponseOptions {
     }
 }
 
-/// Returns the answer to a call that this server has cancelled.
+/// Returns the response to a call that this server has cancelled.
 #[cold]
 fn json_response<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));

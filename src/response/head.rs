@@ -20,7 +20,7 @@ pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Hea
             is_temporary: is_temporary(status),
         };
     }
-    if has_type(headers, "text/event-stream") {
+    if has_content_type(headers, "text/event-stream") {
         Head::Stream {
             readable: !headers.is_encoded,
         }
@@ -29,7 +29,7 @@ pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Hea
     }
 }
 
-/// Returns `true` if the client can send the same request again later.
+/// Returns `true` if the client can retry the same request later.
 ///
 /// See RFC 9110, sections 15.5.9 and 15.6, and RFC 6585, section 4.
 fn is_temporary(status: StatusCode) -> bool {
@@ -41,7 +41,7 @@ fn is_temporary(status: StatusCode) -> bool {
 }
 
 /// Returns `true` if the content's media type is `media_type`.
-pub(super) fn has_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
+pub(super) fn has_content_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
     let value = headers.content_type.first();
     value.is_some_and(|value| headers::is_media_type(value, media_type))
 }

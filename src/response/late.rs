@@ -1,9 +1,9 @@
-//! A cancelled call's resumed stream, without a session manager.
+//! The stream of a client that resumes a cancelled call, without a session manager.
 //!
-//! The call might have completed unobserved before it was cancelled, and its server might have stored the answer, so the stream
-//! is buffered at first. Once it has the answer, the whole buffer is passed on. If it ends without the answer, or yields no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error and the buffered events are dropped, because some clients would
-//! resume again after an event with an id.
+//! The call might have completed unobserved before it was cancelled, in which case its server might have stored the answer. The
+//! stream is therefore buffered at first. If the answer turns up in it, the whole buffer is passed on. If the stream ends without
+//! the answer, or yields no event for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. The buffered events are dropped
+//! in that case, because some clients would resume again after an event with an id.
 
 use std::{
     fmt, mem,
@@ -22,9 +22,9 @@ use crate::{call::RequestId, envelope::Answers, sse::Reader};
 /// Maximum time to wait for the server's next event, the same as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes to buffer. A longer stream is passed on.
+/// Maximum number of bytes to buffer. A longer stream is passed on, even without the answer.
 ///
-/// This is also the default of `Limits::retained_of_session`.
+/// Same as the default of `Limits::retained_of_session`.
 const MAX_BUFFERED: usize = 1024 * 1024;
 
 /// The inner body and its buffer.
@@ -90,7 +90,7 @@ where
                 Ok(frame) => frame,
                 Err(error) => return Poll::Ready(Some(Err(error))),
             };
-            // No frame follows trailers.
+            // Trailers end the body, too, because no frame can follow them.
             let (bytes, next) = match frame.and_then(|frame| frame.into_data().ok()) {
                 Some(mut data) => match reading.read(&data.copy_to_bytes(data.remaining())) {
                     Some(held) => (held, LateStage::Passing),

@@ -2,12 +2,12 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `future` | from the request to the head; decides whether to commit early |
-//! | `body` | from the head to the end, for any body; defines what counts as its end |
-//! | `stream` | an event stream: probes, injected messages, clients that are not reading |
-//! | `slot` | holds a stream's inner body, so that the timer can drop it too |
-//! | `commit` | the inner answer as events, after the head has been sent early |
-//! | `late` | a cancelled call's resumed stream: the answer if the server has it, otherwise the error |
+//! | `future` | the response future, up to the response head; decides whether to send the head early |
+//! | `body` | the response body of any kind; defines when it has ended |
+//! | `stream` | the body of an event stream: injects probes and messages, and notices clients that are not reading |
+//! | `slot` | holds a stream's inner body, so that the timer can drop it as well |
+//! | `commit` | converts the inner answer to events, if the head has been sent early |
+//! | `late` | the stream of a client that resumes a cancelled call: the answer if the server has it, otherwise the error |
 
 use std::{
     pin::Pin,

@@ -1,9 +1,10 @@
 //! Holds a stream's inner body, so that the timer can drop it even if hyper does not poll.
 //!
-//! hyper polls a body only while the client is reading, so a client that is not reading would keep the inner body open forever
-//! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). That is why the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself: the reader takes it out of the slot for every poll and restores it
-//! afterwards, and closing the slot drops it. No lock is held while the body is being polled or dropped.
+//! hyper polls a body only while the client is reading, so a client that stops reading would otherwise keep the inner body open
+//! forever and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). That is why the
+//! [`EventStream`](super::stream::EventStream) does not own the inner body. Instead, it takes the body out of the slot for every
+//! poll and restores it afterwards, and closing the slot drops the body. No lock is held while the body is being polled or
+//! dropped.
 
 use std::{
     collections::VecDeque,
@@ -38,7 +39,7 @@ pub(super) struct BodySlot<B> {
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Under the same lock, because one lock costs less than two.
+    /// Behind the same lock, because one lock is cheaper than two.
     reader: Option<Waker>,
     /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,
@@ -89,7 +90,7 @@ pub(super) enum Next<B> {
     Closed,
 }
 
-/// Measures how long the client has not been reading.
+/// Measures how long ago the client stopped reading.
 struct Stall {
     limit: Duration,
     since: Instant,
@@ -126,7 +127,7 @@ impl<B> BodySlot<B> {
     /// It has no effect without a stall timeout.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
-            // Called only once per slot.
+            // Never set before, because this is called only once per slot.
             let _ = stall.timer.set(timer);
         }
     }
@@ -169,16 +170,16 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Returns the reader's next step, which is a message only at a boundary.
+    /// Returns the reader's next step.
     ///
-    /// From then on, `waker` wakes the reader.
+    /// A message is returned only at a boundary. From now on, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, previous) = {
             let mut state = self.state();
             let previous = state.replace_waker(waker);
             (state.next(at_boundary), previous)
         };
-        // The previous waker might own its task, so it is dropped without holding the lock.
+        // Drop the previous waker without holding the lock, because it might own its task.
         drop(previous);
         next
     }
@@ -195,7 +196,7 @@ impl<B> BodySlot<B> {
         false
     }
 
-    /// Drops the inner body, just as a disconnect does.
+    /// Drops the inner body, whose guard reports a disconnect unless the body has ended.
     pub(super) fn drop_inner(&self) {
         let body = self.state().inner.take();
         drop(body);
@@ -208,7 +209,7 @@ impl<B> BodySlot<B> {
 
     /// Closes the slot, reports the end of the inner body and wakes the reader.
     ///
-    /// If the slot is already closed, the first reason is kept.
+    /// If the slot is already closed, the first reason stands.
     #[cold]
     fn close_with(&self, closing: Closing) {
         let (body, reader) = {

@@ -1,11 +1,12 @@
-//! A response body of server-sent events, or of an answer that is sent in pieces.
+//! A response body that is an event stream, or an answer sent in pieces.
 //!
-//! It forwards the inner body frame by frame. Between events, the layer injects probes, which detect a disconnected client, and
-//! the error for a client whose call was cancelled by this server. If the inner body was dropped mid-event, the layer ends that
-//! event before the error.
+//! It forwards the inner body frame by frame. Between events, the layer injects probes, which detect a disconnected client. If
+//! this server cancels the call, the layer also injects the error for the client. If the inner body was dropped mid-event, the
+//! layer terminates that event before sending the error.
 //!
 //! With a stall timeout, the stream delivers large frames in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame only
-//! once it has written the last one to the socket, so a client that reads a large frame slowly would otherwise count as stalled.
+//! once it has written the last one to the socket, so a client that reads a large frame slowly would otherwise be mistaken for a
+//! stalled one.
 
 use std::{
     mem,
@@ -37,13 +38,13 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 
 /// Maximum number of bytes to deliver at once under a stall timeout.
 ///
-/// This is the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
+/// Same as the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
     slot: Arc<BodySlot<B>>,
     content: Content,
-    /// The rest of a frame that is being delivered in pieces.
+    /// The rest of a frame being delivered in pieces.
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,
@@ -58,11 +59,11 @@ pub(super) struct EventStream<B> {
 
 /// What can be injected into the body.
 pub(super) enum Content {
-    /// Nothing: the body is encoded, or its length is known. `remaining` is the number of bytes left.
+    /// Nothing: the body is encoded, or its length is known. `remaining` is the number of bytes left, if known.
     Passthrough { remaining: Option<u64> },
     /// The answer itself, with the number of bytes left if its length is known.
     ///
-    /// As long as only white space has been sent, JSON of unknown length can be replaced with the error for a cancellation.
+    /// As long as only white space has been sent, JSON of unknown length can still be replaced with a cancellation error.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
@@ -200,7 +201,7 @@ where
                     let Some(message) = self.next_remaining_message() else {
                         break;
                     };
-                    // Terminates the incomplete event, which the client cannot parse, so that it can read the error.
+                    // Terminate the incomplete event, which the client can't parse anyway, so that it can parse the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
@@ -236,7 +237,7 @@ where
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns a frame's first piece, which can be all of it, and stores the rest.
+    /// Returns a frame's first piece, which might be the whole frame, and stores the rest.
     fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
         if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
@@ -258,7 +259,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange, once, when its call has ended but the inner body has not.
+    /// Returns the exchange, but only once, if its call has ended but the inner body has not.
     fn exchange_to_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
@@ -311,7 +312,7 @@ impl Content {
         }
     }
 
-    /// Returns the content for an answer. Only JSON can be replaced.
+    /// Returns the content for an answer. Only JSON can be replaced with an error.
     pub(super) fn answer(is_json: bool, length: Option<u64>) -> Self {
         Self::Answer {
             is_untouched: is_json && length.is_none(),

@@ -6,8 +6,8 @@ use super::lines::BOM;
 
 /// Forwards a body, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM only counts at the very start: after an injected message, it would be part of the first line. Frames can split the BOM,
-/// so bytes that could still become one are held back.
+/// A BOM is only recognised at the very start of a stream, so after an injected message it would be part of the first line. A BOM
+/// can be split across frames, so bytes that might turn out to be one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing has been sent yet.
@@ -29,9 +29,9 @@ impl BomFilter {
         }
     }
 
-    /// Returns the bytes to send for a frame, which can be none or include held-back ones.
+    /// Returns the bytes to send for a frame: possibly none, possibly with held-back ones first.
     ///
-    /// Bytes that are still being held back when the body ends are dropped.
+    /// Bytes still held back when the body ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;

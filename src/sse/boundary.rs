@@ -1,11 +1,11 @@
-//! The places in a body where bytes can be added without changing its events.
+//! Finds the places in a body where bytes can be added without changing its events.
 
 use super::lines::{Lines, Piece};
 
 /// Finds the places between two events in a body.
 ///
-/// The start of the body is such a place, and so is the end of a comment between events. The line feed of a split CR LF might
-/// still follow, but after an injected message it only forms a blank line, which does not end an event.
+/// The start of the body is such a place, and so is the end of a comment between events. If a CR LF has been split, its line feed
+/// might still follow, but after an injected message that is only a blank line, which does not end any event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,

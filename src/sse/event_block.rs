@@ -1,4 +1,4 @@
-//! The event that is being read, with its lines since the last blank line.
+//! The event being read, which consists of the lines since the last blank line.
 
 use std::{borrow::Cow, mem, time::Duration};
 
@@ -6,21 +6,21 @@ use crate::envelope::{Answers, ParseFailure, answers};
 
 /// Maximum size of an event's buffered data, the same as for a request body.
 ///
-/// Data on a single line of a single frame is not buffered, so it can be larger.
+/// Data on a single line and within a single frame is not buffered, so it can be larger.
 const MAX_DATA: usize = 4 * 1024 * 1024;
 
 /// Maximum size of the value of an `id` or a `retry`.
 ///
-/// A client sends an id back in a header, and hyper by default accepts less than this for all headers together.
+/// A client sends an id back in a header, and by default hyper accepts less than this across all headers.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// Maximum `retry`, the longest that an exchange can store.
+/// Maximum `retry`. An exchange cannot store a longer one.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// The parts of an event that matter to the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StreamEvent<'a> {
-    /// The `id`, as it was sent. After an empty id, the client has no last event id.
+    /// The `id`, as it was sent. An empty id clears the client's last event id.
     pub(crate) id: Option<&'a [u8]>,
     /// The client's reconnect delay.
     pub(crate) retry: Option<Duration>,
@@ -47,7 +47,7 @@ pub(super) struct EventBlock<'f> {
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,
-    /// The value of the `id` or `retry` that is being read, or else empty.
+    /// The value of the `id` or `retry` being read, and empty otherwise.
     value: Text<'f>,
 }
 
@@ -197,7 +197,7 @@ impl<'f> Text<'f> {
                 let text = text.to_mut();
                 let length = text.len() + piece.len();
                 if text.capacity() < length {
-                    // Doubles, as a `Vec` does, but not beyond the limit.
+                    // Double the capacity, as a `Vec` does, but not beyond the limit.
                     let doubled = (2 * text.len()).clamp(length, limit);
                     text.reserve_exact(doubled - text.len());
                 }

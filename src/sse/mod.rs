@@ -5,13 +5,13 @@
 //!
 //! 1. **Events are read as the standard defines them** (WHATWG HTML, section 9.2.6), with any of its three line endings. An event
 //!    ends at its blank line. Its type is ignored, because MCP only has messages.
-//! 2. **An event without data counts, too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
-//!    its id still becomes the last event id, which is how MCP primes a stream.
+//! 2. **An event without data is reported, too**, if it has an `id` or a `retry`. The standard does not dispatch such an event,
+//!    but its id still becomes the last event id, which is how MCP primes a stream.
 //! 3. **It makes no difference where the body is split into frames**, except for the limit in 5.
-//! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside a single frame is read in
-//!    place. An event that is split, or that has several data lines, is copied into its own buffer.
+//! 4. **Cost.** Each byte is scanned once for line endings and, if it is data, parsed once as JSON. An event inside a single
+//!    frame is read in place. An event that is split across frames, or has several data lines, is copied into its own buffer.
 //! 5. **Limits.** A buffer holds up to 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
-//!    512 KiB is ignored. The end of an event is always found.
+//!    512 KiB is ignored. Even so, the end of every event is found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -36,7 +36,7 @@ mod lines;
 
 pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment, which is not an event and only serves to detect a disconnected client.
+/// A comment. It is not an event, and only serves to detect a disconnected client.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events in one response body.
@@ -44,8 +44,8 @@ pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
-    /// The event that has been split by the end of a frame.
-    cut: Option<EventBlock<'static>>,
+    /// The incomplete event at the end of the last frame.
+    incomplete: Option<EventBlock<'static>>,
 }
 
 /// The state of the current line.
@@ -54,9 +54,9 @@ enum Line {
     /// No byte of the line has been received yet.
     #[default]
     Start,
-    /// The line might be this field. The number counts the bytes received so far of the field's name and its colon.
+    /// The line might be this field. The number is how many bytes of the field's name and colon have been received so far.
     Name(EventField, u8),
-    /// After the colon, where one space is not part of the value.
+    /// Just after the colon. One space here is not part of the value.
     Space(EventField),
     /// Within the value.
     Value(EventField),
@@ -78,7 +78,7 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 impl Reader {
     /// Reads the body's next frame, and calls `event` for every event that ends in it, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
-        let mut block: EventBlock<'_> = self.cut.take().unwrap_or_default();
+        let mut block: EventBlock<'_> = self.incomplete.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
@@ -97,7 +97,7 @@ impl Reader {
             }
         }
         if !block.is_empty() {
-            self.cut = Some(block.into_owned());
+            self.incomplete = Some(block.into_owned());
         }
     }
 }

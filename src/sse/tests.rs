@@ -255,7 +255,7 @@ fn a_reader_between_events_keeps_nothing() {
         "\n",
     ] {
         reader.read(frame.as_bytes(), |_| events += 1);
-        assert!(reader.cut.is_none(), "{frame:?}");
+        assert!(reader.incomplete.is_none(), "{frame:?}");
     }
     assert_eq!(events, 2);
 }
@@ -443,7 +443,7 @@ fn events_after_one_that_is_too_long_are_read() {
 
 /// Returns the number of bytes that a reader has allocated.
 fn allocated(reader: &Reader) -> usize {
-    reader.cut.as_ref().map_or(0, EventBlock::allocated)
+    reader.incomplete.as_ref().map_or(0, EventBlock::allocated)
 }
 
 /// Reads `text` in frames of `size` bytes.

@@ -38,7 +38,7 @@ pub(super) struct RequestInfo {
 }
 
 pin_project! {
-    /// Completes when a handler must stop, one grace period after its token has fired.
+    /// Completes when a handler must stop, one grace period after its token fires.
     pub(super) struct AbortTimer {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,
@@ -118,10 +118,10 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl RequestInfo ===
 
 impl RequestInfo {
-    /// Describes the request, and links the context's token to the call.
+    /// Creates a description of the request and links the context's token to the call.
     ///
-    /// From then on, cancelling the call fires that token. Only the context has it: rmcp creates it as a child of the token that
-    /// it keeps for the request.
+    /// From then on, cancelling the call fires that token. Only the context holds this token: rmcp creates it as a child of the
+    /// one it stores for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,

@@ -1,7 +1,7 @@
 //! Forwards every [`ServerHandler`] method to the inner handler.
 //!
-//! If a method with a default body were missing, the default would serve its requests and the inner handler would never receive
-//! them. A test checks this list of methods against rmcp's source.
+//! A method missing here would fall back to its default body, so the inner handler would never receive its requests. A test
+//! therefore checks this list of methods against rmcp's source.
 
 #![allow(
     deprecated,

@@ -1,6 +1,6 @@
-//! A handler wrapper that stops the handler's work when its call is cancelled.
+//! A wrapper that stops a handler when its call is cancelled.
 //!
-//! `forward` has the methods and defines which of them may be stopped; `abortable_future` stops them.
+//! `forward` implements the handler's methods and determines which of them may be stopped; `abortable_future` stops them.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ mod forward;
 
 /// How long a cancelled handler may keep running before it is dropped.
 ///
-/// That is enough for it to check its token and clean up.
+/// Enough time to check its token and clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] that stops after a cancellation, even if it ignores its token.
+/// A [`ServerHandler`] wrapper that stops cancelled handlers even if they ignore their token.
 ///
-/// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running. Examples are
-/// a `#[tool]` from another crate, or a handler that is awaiting a child process or another server.
+/// rmcp fires [`RequestContext::ct`] when a call is cancelled, but a handler that ignores this token keeps running: a `#[tool]`
+/// from another crate, for example, or a handler awaiting a child process or another server.
 ///
 /// Inside `AbortOnCancel`, a cancelled handler has one second to finish on its own. After that, its future is dropped at its
-/// current await point, which runs the destructors of everything that it owns, such as a `Child` with `kill_on_drop`, a lock, or
-/// a request to another server. If the client is still connected, it receives the error -32800. Each dropped handler is logged at
+/// current await point, which runs the destructors of everything it owns, such as a `Child` with `kill_on_drop`, a lock, or a
+/// request to another server. If the client is still connected, it receives the error -32800. Each dropped handler is logged at
 /// the info level.
 ///
 /// ```
@@ -55,27 +55,27 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// # What it stops
 ///
-/// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
-/// [`CallToken`](crate::CallToken) in turn fires its handler's [`RequestContext::ct`]. Without `AbortOnCancel`, `ct` does not
-/// fire for two kinds of cancel: those for 2026-07-28 calls whose events are stored, and those that could not be injected.
+/// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. With `AbortOnCancel`, the
+/// [`CallToken`](crate::CallToken) also fires its handler's [`RequestContext::ct`]. Without it, `ct` does not fire for two kinds
+/// of cancel: those for 2026-07-28 calls whose events are stored, and those that could not be injected.
 ///
 /// | stopped | runs to completion |
 /// |---|---|
 /// | `tools/call`, `prompts/get`, `resources/read`, `completion/complete` | `initialize`, `ping`, `logging/setLevel` |
-/// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
-/// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
+/// | all lists, `server/discover`, `skills/get`, `resources/directory/read` | `resources/subscribe`, `resources/unsubscribe` |
+/// | requests with any other method | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
 /// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
-/// and such a change must not be left half done.
+/// and must not be interrupted halfway.
 ///
-/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that is blocking its thread. Nor can it stop a task that the
-/// handler has spawned, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token,
-/// or register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task spawned by the
+/// handler, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token, or register
+/// a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
 /// With rmcp alone, a handler that panics sends no answer, so its client waits until it times out. With `AbortOnCancel`, the
-/// client receives the error -32603. The panic hook still runs, and the panic affects nothing else.
+/// client receives the error -32603. The panic hook still runs, but nothing else is affected.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,
@@ -85,7 +85,7 @@ pub struct AbortOnCancel<H> {
 // === impl AbortOnCancel ===
 
 impl<H> AbortOnCancel<H> {
-    /// Wraps a handler, and stops its work 1 s after a cancellation.
+    /// Wraps a handler so that it is stopped 1 s after a cancellation.
     pub fn new(handler: H) -> Self {
         Self {
             handler,
@@ -136,7 +136,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         AbortableFuture::new(request_info, None, || method(&self.handler, context))
     }
 
-    /// Runs a method for a subscription, which is not stopped because its own context fires.
+    /// Runs the method for a subscription. It is not stopped, because its own context fires.
     fn subscription<'a, F>(
         &'a self,
         context: SubscriptionContext,
