@@ -1,4 +1,4 @@
-//! Warnings about limits that have been reached, at most one a minute for each limit.
+//! Limits the warnings about each limit that is reached to one a minute.
 
 use std::{mem, sync::Mutex, time::Duration};
 

@@ -18,7 +18,7 @@ pub(crate) struct Completion<A> {
     /// The answer's size in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// The outcome does not expire before this time. A detached call's grace period or resume window may keep it for longer.
+    /// The outcome is retained at least until this time. A detached call's grace period or resume window may extend it.
     pub(crate) until: Instant,
 }
 
@@ -109,7 +109,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of any string chosen by the client: the request id of a cancelled call.
+    /// Returns the length of the string that the client chose, if any: a cancelled call's request id.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),
