@@ -15,9 +15,9 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time a drain waits for servers to accept its cancels.
+/// Maximum time a drain waits for servers to accept its cancellations.
 ///
-/// Cancels that take longer are not aborted, and may still be accepted until the process exits.
+/// Cancellations that take longer are not aborted, and may still be accepted until the process exits.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the in-flight calls of a layer and its clones.

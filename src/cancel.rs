@@ -106,7 +106,7 @@ impl CancelError {
         )
     }
 
-    /// Returns `true` if the server did not accept the cancellation in time. Its session may be blocked.
+    /// Returns `true` if the server did not accept the cancellation in time. The call's session may be blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

@@ -117,8 +117,8 @@ impl Grace {
 
 /// Returns the default grace period for a client that can resume.
 fn default_grace(retry: Option<Duration>) -> Duration {
-    let counted = retry.unwrap_or_default().min(MAX_RETRY);
-    let attempts = 5 * counted + Duration::from_secs(5);
+    let capped_retry = retry.unwrap_or_default().min(MAX_RETRY);
+    let attempts = 5 * capped_retry + Duration::from_secs(5);
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 

@@ -37,7 +37,7 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call waits for its client to resume, for [`MIN_GRACE`] or longer. If its client has no way to resume, it is cancelled at once.
+    /// The call waits for its client to resume, for [`MIN_GRACE`] or longer, or is cancelled at once if its client has no way to resume.
     ///
     /// [The manual](crate::manual::disconnect) has a table of all cases, including those in which the call simply keeps running.
     #[default]
@@ -62,8 +62,8 @@ pub enum Grace {
 
 /// The rules for one call, where they differ from the layer's.
 ///
-/// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses them when the layer learns of the call. Anything that
-/// they do not set is taken from the layer.
+/// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses a policy when the layer learns of a call. Anything that
+/// the policy does not set is taken from the layer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -114,7 +114,7 @@ impl Policy {
 
     /// Limits how long the call may last, whether or not its client is connected.
     ///
-    /// The time starts when the layer learns of the call. A call that exceeds the limit is cancelled as
+    /// The time is counted from when the layer learns of the call. A call that exceeds the limit is cancelled as
     /// [`TimedOut`](crate::CancelReason::TimedOut), and its client receives the JSON-RPC error -32001.
     ///
     /// The limit applies neither to `subscriptions/listen` nor to calls that run as tasks. It overrides the layer's

@@ -262,7 +262,7 @@ impl CallToken {
     /// # async fn main() {
     /// let app: Router = Router::new()
     ///     .route("/mcp", post(async |Extension(token): Extension<CallToken>| match token.is_replay() {
-    ///         true => StatusCode::ACCEPTED, // the layer's own cancel
+    ///         true => StatusCode::ACCEPTED, // the layer's own cancellation
     ///         false => StatusCode::OK,
     ///     }))
     ///     .layer(CancelOnDisconnectLayer::new());

@@ -100,7 +100,7 @@ pub enum Event<'a> {
     },
     /// An ended call's outcome was evicted, or could not be retained, because of a limit.
     ///
-    /// The call was cancelled, or it was detached when it ended, so its client may still resume it, but will no longer find the outcome.
+    /// The call was either cancelled, or detached when it ended. If its client resumes it, the client no longer receives the outcome.
     ///
     /// This event is reported to the observers of the call that needed the space, which is usually a different one.
     #[non_exhaustive]

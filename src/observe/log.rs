@@ -69,7 +69,7 @@ pub(crate) enum HandlerEnd {
 
 /// Logs a line about a call.
 ///
-/// A macro, because `tracing` needs the level at compile time. Its arguments are only evaluated if the line is enabled.
+/// This is a macro because `tracing` needs the level at compile time. Its arguments are only evaluated if the line is enabled.
 macro_rules! log_call {
     ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
@@ -232,10 +232,10 @@ pub(crate) fn log_evicted(answers: u64) {
     });
 }
 
-/// Escapes a text so that it stays on one line of any log.
+/// Escapes text so that it stays on one line in any log.
 ///
-/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. A text longer than
-/// [`MAX_TEXT`] characters is truncated and ends with `…`.
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. Text longer than [`MAX_TEXT`]
+/// characters is truncated and ends with `…`.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
@@ -251,7 +251,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     for character in characters.by_ref().take(max) {
         match character {
             ' '..='~' => displayed.push(character),
-            // Escapes invisible characters and combining marks, but hardly any letters.
+            // `escape_debug` escapes invisible characters and combining marks, but hardly any letters.
             other => displayed.extend(other.escape_debug()),
         }
     }

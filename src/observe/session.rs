@@ -80,7 +80,7 @@ pub enum SessionEnd {
     Replaced,
 }
 
-/// A label, such as `idle`.
+/// Formats the reason as a label, such as `idle`.
 impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,4 +1,4 @@
-//! Retained answers, which the registry passes on unread.
+//! Retained answers. The registry passes them on without reading them.
 
 use std::{any::Any, sync::Arc, time::Duration};
 

@@ -17,32 +17,32 @@
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** When a client resumes one of the call's streams, the grace period cannot expire until the resume has
-//!    been answered, but is deferred no longer than [`call_timers::MAX_RESUME_WAIT`] past the deadline. If the resume is refused or
-//!    dropped, other pending resumes are not affected.
-//! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller cancels the call ([`SessionState::finish_due`]),
-//!    or requests a confirmation and applies the answer ([`SessionState::confirm`], [`SessionState::postpone`]). Either has an effect only
-//!    if the expiry still holds by then. After a confirmation, the timer is checked once more. If the runtime has stalled in the meantime,
-//!    and no earlier stall has extended the grace period, the confirmation is requested again. Resumes that bring no event renew the grace
-//!    period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only recognised if no session manager tracks the call.
-//!    A resume that is turned away counts as one of them ([`SessionState::renew_grace`]).
+//! 5. **Pending resumes are counted.** While a resume of one of the call's streams is pending, the grace period does not expire, but is
+//!    extended no further than [`call_timers::MAX_RESUME_WAIT`] past its deadline. If the resume is refused or dropped, the call's other
+//!    pending resumes are not affected.
+//! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
+//!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
+//!    [`SessionState::postpone`]). None of these has an effect unless the expiry still holds by then. After a confirmation, the timer is
+//!    checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended the grace period, the confirmation
+//!    is requested again. Resumes that bring no event renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but
+//!    they are only recognised if no session manager tracks the call. A resume that is turned away counts as one of them
+//!    ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** If a grace period is found expired late, the call is not cancelled at once, because the runtime has been stalled,
-//!    and resumes may be waiting in the accept queue. If the grace period is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD)
-//!    late, or if its own runtime is stalled and another one is handling it, it is extended once, by at least
+//!    and resumes may be waiting in the accept queue. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late,
+//!    or if the call's own runtime is stalled and another one is handling it, the grace period is extended once, by at least
 //!    [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every
 //!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
-//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. It may also be a resume that first finds the grace period
-//!    expired late. Two kinds of deadlines do not count as late: those that pass while a resume is pending, and those that are only delayed
-//!    by a backlog in the timer task, which lets the runtime serve its clients in between
-//!    ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id identifies the stream on which it was seen. In rmcp's own format, any event id with the same stream number
-//!    does so too ([`EventIdFormat`]). A call remembers its first event id and the latest [`event_ids::MAX_EVENT_IDS`]. If it has had more,
-//!    any unknown id in the session may be one of its own.
+//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. An expiry can also be found late by a resume instead of the
+//!    timer. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, which
+//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
+//!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
+//!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
-//! 10. **Server-side ends** of attached calls are handled by the exchange.
+//! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
 //! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline unless it is evicted
-//!     ([`retention`]). If the call was detached, that deadline is no earlier than the end of its grace period, and its client has at least
-//!     the whole resume window after the call has ended.
+//!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
+//!     window after the call's end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is kept until then instead, and cancelled. A detached call
@@ -374,7 +374,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Adds a task that reads one of a call's streams in the background.
     ///
-    /// It will observe the call's end.
+    /// The task will observe the call's end.
     pub(crate) fn add_background_reader(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.timers_mut().add_background_reader();

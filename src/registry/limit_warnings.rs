@@ -1,4 +1,4 @@
-//! Limits the warnings about each limit that is reached to one a minute.
+//! Limits how often a warning is logged: at most once a minute for each limit that is reached.
 
 use std::{mem, sync::Mutex, time::Duration};
 

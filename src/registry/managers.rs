@@ -20,7 +20,7 @@ pub(crate) trait Manager: Send + Sync {
     /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager does not have the session.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with the id `session`, or calls in such a session.
+    /// Returns `true` if the manager has a session with the id `session`, or tracks calls in one.
     fn has(&self, session: &str) -> bool;
 }
 

@@ -3,9 +3,6 @@
 //! Each session has its own lock, and each call belongs to exactly one session. Entries are keyed by session id alone, so a call's entry
 //! stays the same when the session manager of its id becomes known. Two session ids share a lock only while an entry is being looked up,
 //! added or removed.
-//!
-//! Entries are keyed by session id alone, so they stay the same when an id's session manager becomes known. Two session ids share a lock
-//! only while an entry is being looked up, added or removed.
 
 use std::{
     collections::hash_map,

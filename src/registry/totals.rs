@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Delivered calls may use one part in this many of all bytes. Few of them are ever resumed.
+/// Delivered calls may use the total divided by this, because few of them are ever resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
 /// Counters that all sessions share. They are atomic, because each session updates them under its own lock.
@@ -107,10 +107,10 @@ impl Totals {
     /// Adds a detached call. Returns `false` if that would exceed the limit.
     pub(super) fn try_add_detached(&self) -> bool {
         let max = self.max(Limit::Detached);
-        let one_more = |detached| (detached < max).then_some(detached + 1);
+        let increment = |detached| (detached < max).then_some(detached + 1);
         let added = self
             .detached
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment);
         added.is_ok()
     }
 

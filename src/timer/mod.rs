@@ -1,8 +1,8 @@
 //! Calls each target ([`OnDeadline`]) at its deadline, and runs background tasks.
 //!
-//! No work depends on a single runtime. A process can have several, such as one per core, and any of them can stall, because its thread is
-//! busy or no thread drives it any more. `Drop` code, in turn, can run anywhere, for example on a thread without a runtime, or while a
-//! runtime is shutting down. This is why the timer runs on every runtime that serves requests.
+//! The timer runs on every runtime that serves requests, so that no work depends on a single one. A process can have several runtimes, such
+//! as one per core, and any of them can stall, because its thread is busy or no thread drives it any more. In addition, `Drop` code can run
+//! anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
 //! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
 //!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. So does the task of a runtime on which the

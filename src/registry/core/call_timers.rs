@@ -71,12 +71,12 @@ pub(super) struct Detached {
     /// unobserved.
     pub(super) resume_window: Duration,
     /// Whether the grace period has been extended because of a stall.
-    was_postponed: bool,
+    was_extended: bool,
     /// When an expiry is checked again, because it was late or has just been confirmed. It is not acted on before then.
     recheck_at: Option<Instant>,
     /// Number of times an expiry has been checked again.
     rechecks: u8,
-    /// Whether the grace period has expired, so that the call must be cancelled.
+    /// Whether the grace period has expired, so that the call must be cancelled or the cancellation confirmed.
     pub(super) is_expired: bool,
     /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
@@ -149,7 +149,7 @@ impl CallTimers {
             detachment,
             state,
             resume_window,
-            was_postponed: false,
+            was_extended: false,
             recheck_at: None,
             rechecks: 0,
             is_expired: false,
@@ -193,7 +193,7 @@ impl CallTimers {
             && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
         {
             *deadline = until;
-            detached.was_postponed = false;
+            detached.was_extended = false;
             detached.recheck_at = None;
             detached.rechecks = 0;
             self.last_grace_deadline = Some(until);
@@ -333,12 +333,12 @@ impl CallTimers {
 
     /// Decides what to do with a call whose deadline was `at`.
     ///
-    /// `late` is how long after `at` the timer ran, and `is_stalled` whether a runtime is known to have been stalled.
+    /// `lateness` is how long after `at` the timer ran, and `is_stalled` whether a runtime is known to have been stalled.
     pub(super) fn check(
         &mut self,
         now: Instant,
         at: Instant,
-        late: Duration,
+        lateness: Duration,
         is_stalled: bool,
     ) -> ExpiryDecision {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
@@ -346,7 +346,7 @@ impl CallTimers {
         }
         match self.detached.map(|detached| detached.state) {
             Some(DetachedState::GraceUntil { .. })
-                if self.postpone_if_late(now, at, late, is_stalled) =>
+                if self.postpone_if_late(now, at, lateness, is_stalled) =>
             {
                 ExpiryDecision::Postponed
             }
@@ -370,7 +370,7 @@ impl CallTimers {
         &mut self,
         now: Instant,
         at: Instant,
-        late: Duration,
+        lateness: Duration,
         is_stalled: bool,
     ) -> bool {
         let Some(detached) = &mut self.detached else {
@@ -384,13 +384,13 @@ impl CallTimers {
         } else {
             TIMER_RESOLUTION
         };
-        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !detached.was_postponed {
-            detached.was_postponed = true;
+        let deadline = if (is_stalled || lateness > STALL_THRESHOLD) && !detached.was_extended {
+            detached.was_extended = true;
             // A confirmation from before the stall may no longer be valid.
             detached.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline
-        } else if (is_stalled || late > tolerated) && detached.rechecks < MAX_RECHECKS {
+        } else if (is_stalled || lateness > tolerated) && detached.rechecks < MAX_RECHECKS {
             detached.rechecks += 1;
             *detached.recheck_at.insert(now + RECHECK_DELAY)
         } else {

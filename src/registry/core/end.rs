@@ -1,4 +1,4 @@
-//! Ending calls and sessions.
+//! Ends calls and sessions.
 
 use super::{
     SessionState,

@@ -32,7 +32,7 @@ pub(super) struct EventId {
     pub(super) hash: u64,
 }
 
-/// A key's hash. It already includes a secret, so maps need not hash it with one again.
+/// A key's hash. A secret is already mixed in, so maps need not hash it with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyHash(u64);
 

@@ -1,4 +1,4 @@
-//! Looking up in-flight calls by request id and by event id.
+//! Looks up in-flight calls by request id and by event id.
 
 use std::time::Duration;
 

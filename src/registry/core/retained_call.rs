@@ -17,6 +17,7 @@ pub(crate) struct Completion<A> {
     pub(crate) outcome: RetainedOutcome<A>,
     /// The answer's size in bytes.
     pub(crate) weight: usize,
+    /// When the call ended.
     pub(crate) at: Instant,
     /// The outcome is retained at least until this time. A detached call's grace period or resume window may extend it.
     pub(crate) until: Instant,
@@ -28,6 +29,7 @@ pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
     pub(super) session: KeyHash,
     pub(super) event_ids: EventIds,
+    /// Whether the call was attached when it ended.
     pub(super) had_client: bool,
     pub(super) completion: Completion<A>,
 }

@@ -44,7 +44,7 @@ pub(crate) struct EvictedAnswer {
 
 /// Maximum number of delivered calls per session id.
 ///
-/// A client whose connection has broken resumes its latest calls.
+/// This is enough for a client whose connection has broken, because it resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
 /// Approximate cost of a retained call in bytes, besides its answer and its strings.
@@ -54,8 +54,8 @@ pub(super) const RECORD_OVERHEAD: usize = 512;
 
 /// Approximate additional cost of a session's first retained call, in bytes.
 ///
-/// This is counted because it is only that call that keeps the session's entry from being removed. A session with nothing but one retained
-/// call was measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
+/// This is counted because the session's entry would be removed without that call. A session with nothing but one retained call was
+/// measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// A session id's retained calls. Boxed, because most session ids have none, and their states are already large.
