@@ -49,7 +49,7 @@ pub enum Confirmation {
     Postpone(Duration),
     /// Another instance owns the call's session, so the call may be cancelled.
     ///
-    /// No client can resume it on this instance any more. It is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
+    /// No client will resume it on this instance, so it is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }
 

@@ -43,7 +43,7 @@ pub enum Grace {
     #[default]
     Auto,
     /// The call is cancelled as soon as its client disconnects, which breaks clients that resume. If it was the *server* that ended the
-    /// stream, the call still waits as with `Auto`, because the server has asked the client to resume.
+    /// stream, the call is still treated as with `Auto`, because the server has asked the client to resume.
     Immediate,
     /// Like `Auto`, but this is how long a call waits for its client to resume.
     ///

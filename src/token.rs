@@ -104,8 +104,8 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever happens first.
     ///
-    /// On a cancellation, the future is dropped before the reason is returned. To make sure that no result is lost, it is first polled once
-    /// more, and if it is ready, its output is returned instead.
+    /// On a cancellation, the future is polled one last time, so that no result is lost: if it is ready, its output is returned. Otherwise
+    /// the future is dropped, and then the reason is returned.
     ///
     /// Dropping the future drops everything it owns. Whether that also stops work outside the future depends on the kind of work:
     ///

@@ -223,7 +223,7 @@ impl CallInfo {
         &self.method
     }
 
-    /// Returns the name of the called tool, for `tools/call`. A client can send any text of any length.
+    /// Returns the called tool's name if the method is `tools/call`. A client can send any text of any length.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }

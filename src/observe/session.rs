@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// A session event, for [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session) listeners.
+/// Something that has happened to a session.
+///
+/// It is passed to the listeners added with [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

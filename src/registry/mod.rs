@@ -92,7 +92,7 @@ impl<T: Tracked> Registry<T> {
         self.managers.scope_of(session)
     }
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if no session manager has it.
+    /// Marks a session as in use until the returned guard is dropped. Returns `None` if no session manager has it.
     pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.managers.begin_use(session)
     }

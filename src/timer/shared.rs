@@ -10,7 +10,7 @@ use tokio::{runtime::Id, sync::Notify};
 use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// Delay after which another runtime takes over work that a runtime has not done.
+/// How long a runtime has to do its work before another one takes it over.
 ///
 /// A thread that is not blocked polls each of its tasks sooner than this.
 pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);

@@ -21,7 +21,7 @@ pub(crate) struct Entry<T> {
     newest_stream: Generation,
     /// Whether the POST's stream is open.
     has_post_stream: bool,
-    /// Boxed, because most calls have no deadline and end attached.
+    /// Boxed, because most calls have no deadline and are never detached.
     pub(super) timers: Option<Box<CallTimers>>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of an in-flight call.
     Call(CallId, T),
-    /// One of these calls, or none of them.
+    /// Possibly a stream of one of these in-flight calls.
     ///
     /// Either their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
