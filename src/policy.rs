@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The shortest grace period that [`Grace::Auto`] gives a call that its client can resume.
 ///
-/// Long enough for two attempts to resume, which is what the TypeScript SDK and the Python SDK 1.x make. Each attempt starts after the
+/// Long enough for two attempts to resume, which is how many the TypeScript SDK and the Python SDK 1.x make. Each attempt starts after the
 /// server's `retry` (3 s with rmcp), and over a dead network it takes up to 10 s.
 ///
 /// ```

@@ -12,14 +12,13 @@
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
 //!    Until then, the call cannot affect any other.
 //! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancellation may be injected into the server only if it cannot be
-//!    applied to another request. For this, the call must own its id, or no other call in its session may have that id, and there must be
-//!    no untracked request with the same id in progress ([`SessionState::contest`]).
+//!    applied to another request: the call owns its id, or no other call in its session has that id. In either case, no untracked request
+//!    in progress may have the id ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** While a resume of one of the call's streams is pending, the grace period does not expire, but is
-//!    extended no further than [`call_timers::MAX_RESUME_WAIT`] past its deadline. If the resume is refused or dropped, the call's other
-//!    pending resumes are not affected.
+//! 5. **Pending resumes are counted.** While any resume of one of the call's streams is pending, the grace period does not expire until
+//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A resume that is refused or dropped does not affect the other pending ones.
 //! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
 //!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
 //!    [`SessionState::postpone`]). None of these has an effect unless the expiry still holds by then. After a confirmation, the timer is
@@ -40,7 +39,7 @@
 //!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
 //! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
-//! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline unless it is evicted
+//! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
 //!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
 //!     window after the call's end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).

@@ -119,7 +119,7 @@ impl Timer {
 
     /// Runs a task on the current runtime, or on another one if the current one does not poll it.
     ///
-    /// The task is dropped if no runtime is left, or if too many runtimes that have taken it over end.
+    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over end.
     pub(crate) fn spawn(
         &self,
         migration: Migration,
