@@ -15,9 +15,9 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time a drain waits for servers to accept its cancels.
+/// Maximum time a drain waits for servers to accept its cancellations.
 ///
-/// Cancels that take longer are not aborted, and may still be accepted until the process exits.
+/// Cancellations that take longer are not aborted, and may still be accepted until the process exits.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the in-flight calls of a layer and its clones.
@@ -72,13 +72,13 @@ pub struct Calls {
 pub struct DrainReport {
     /// Number of calls that ended without a cancellation while the drain was waiting.
     ///
-    /// A call that was cancelled in the meantime, whether by its client or for any other reason, does not count.
+    /// A call that was cancelled in the meantime, whether by its client or for any other reason, is not counted.
     pub ended: usize,
     /// Number of calls that the drain cancelled.
     pub cancelled: usize,
 }
 
-/// The part of a snapshot that is copied while the session is locked. The rest is copied afterwards.
+/// The part of a snapshot that has to be copied while the session is locked. The rest is copied afterwards.
 struct RawSnapshot {
     id: CallId,
     exchange: Arc<Exchange>,
@@ -116,7 +116,7 @@ impl Calls {
             .unwrap_or(0)
     }
 
-    /// Returns the in-flight calls with their current states, oldest first.
+    /// Returns the in-flight calls and their current states, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
         let snapshots = self
@@ -170,8 +170,8 @@ impl Calls {
     /// Records that a client has resumed a call on another server, through a shared event store.
     ///
     /// From then on, the call keeps running without a client on this server, even if the loss of its old connection is only detected later.
-    /// The usual rules apply again once the client resumes on this server. Returns `false` if no in-flight call could have that event id.
-    /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
+    /// The usual rules apply again once the client resumes on this server. Returns `false` if no in-flight call can have sent that event
+    /// id. [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use this method.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
@@ -235,8 +235,8 @@ impl Calls {
     ///
     /// A drain that is dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case
     /// the cancellations are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining
-    /// calls, the others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancellation while
-    /// it was waiting.
+    /// calls, the others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a
+    /// cancellation while it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
@@ -312,7 +312,7 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// Returns `true` if there is no call left to wait for. Subscriptions do not count, because they never end on their own.
+/// Returns `true` if there is no call left to wait for. Subscriptions are ignored, because they never end on their own.
 fn is_drained(registry: &Registry) -> bool {
     let mut remaining = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);

@@ -9,20 +9,20 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancellation that is on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// A guard that announces a cancellation that may follow. While it exists, the call's session is not closed.
+/// A guard for a cancellation that may follow. While it exists, the call's session is not closed.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancellation into the server that is running a call.
 pub(crate) trait Canceller: Send + Sync {
-    /// Returns the scope within which its calls' session ids are unique.
+    /// Returns the scope within which this server's session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Returns `true` if another server may continue its calls' streams.
+    /// Returns `true` if events are stored, so that another server may continue a call's stream.
     fn has_event_store(&self) -> bool {
         false
     }
 
-    /// Returns `true` if the answer to `call` is observed even when no stream of it is being read.
+    /// Returns `true` if the answer to `call` is observed even if none of its streams is being read.
     fn observes_answers(&self, _call: &CallInfo) -> bool {
         false
     }
@@ -32,12 +32,12 @@ pub(crate) trait Canceller: Send + Sync {
         None
     }
 
-    /// Sends the cancellation for `call` to the server once. `Ok` means that the server has accepted the message, not that the handler has
-    /// ended.
+    /// Sends the cancellation for `call` to the server once. `Ok` only means that the server has accepted the message, not that the handler
+    /// has ended.
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error for a cancellation that was not delivered to the server.
+/// The error for a cancellation that could not be delivered to the server.
 ///
 /// The call's [`CallToken`](crate::CallToken) has fired all the same.
 ///
@@ -72,7 +72,7 @@ enum Kind {
 impl CancelError {
     pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
     pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
-    /// The cancellation would have hit another call that has reused the id.
+    /// Another call has reused the id, and would have been cancelled instead.
     pub(crate) const REUSED: Self = Self(Kind::Reused);
 
     pub(crate) fn refused(status: StatusCode) -> Self {
@@ -106,7 +106,7 @@ impl CancelError {
         )
     }
 
-    /// Returns `true` if the server did not accept the cancellation in time. Its session may be blocked.
+    /// Returns `true` if the server did not accept the cancellation in time. The call's session may be blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

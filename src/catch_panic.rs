@@ -1,4 +1,4 @@
-//! Catches panics in user code, so that they affect nothing else.
+//! Catches panics in user code, so that they do not affect anything else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,4 @@
-//! Confirming that an orphan may be cancelled.
+//! Asks the application whether an orphan may be cancelled.
 
 use std::{pin::Pin, time::Duration};
 
@@ -31,7 +31,7 @@ pub struct Orphan<'a> {
     pub(crate) grace: Duration,
 }
 
-/// Whether an orphan may be cancelled, as decided by [`confirm`](crate::CancelOnDisconnectLayer::confirm).
+/// What to do with an orphan, as decided by [`confirm`](crate::CancelOnDisconnectLayer::confirm).
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,13 +43,13 @@ pub struct Orphan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confirmation {
-    /// The call may be cancelled, because no client will resume it.
+    /// No client will resume the call, so it may be cancelled.
     Cancel,
     /// Not yet. The call waits this much longer (at least 100 ms), and then `confirm` is called again.
     Postpone(Duration),
-    /// The call may be cancelled, because another instance owns its session.
+    /// Another instance owns the call's session, so the call may be cancelled.
     ///
-    /// No client will resume the call on this instance, so it is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
+    /// No client will resume it on this instance, so it is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Orphan<'a> {
         self.detachment
     }
 
-    /// Returns the grace period that was decided on at the disconnect. Postponements do not change it.
+    /// Returns the grace period chosen when the client disconnected. Postponing does not change it.
     pub fn grace(&self) -> Duration {
         self.grace
     }

@@ -1,8 +1,11 @@
-//! What a disconnect means for a call.
+//! Decides what a disconnect means for its call.
 //!
-//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], which a test compares with this module. The other
-//! grace periods replace all of its rows except those for tasks and subscriptions, but [`Grace::AutoAfter`] only replaces the times,
-//! and [`Grace::Immediate`] keeps the whole table for streams that the server has ended.
+//! [`Grace::Auto`] follows the table in [`manual::disconnect`](crate::manual::disconnect), which a test compares with this module. Its rows
+//! for tasks and subscriptions apply to every grace period. Otherwise:
+//!
+//! - [`Grace::AutoAfter`] follows the table too, and only changes how long a call waits.
+//! - [`Grace::Immediate`] follows the table if the server has ended the stream, and otherwise cancels the call at once.
+//! - [`Grace::After`] and [`Grace::Never`] replace the other rows altogether.
 
 use std::time::Duration;
 
@@ -11,22 +14,22 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Cap on the part of a `retry` that counts five times toward a grace period. A server may send any value.
+/// Cap on the `retry` that is multiplied by five for a default grace period. A server can send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// Maximum network delay added to `retry`. A `retry` shorter than this is only doubled.
+/// Maximum allowance for the network on top of `retry`. A shorter `retry` is simply doubled.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known about a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
-    /// Whether the stream had an event id, so that its client can ask for the rest.
+    /// Whether the stream has had an event id, with which its client can ask for the rest.
     pub(crate) replayable: bool,
     /// The server's `retry`, which is how long the client waits before it resumes.
     pub(crate) retry: Option<Duration>,
     /// Whether the server ended the stream.
     pub(crate) by_server: bool,
-    /// Whether its events are in a store that other servers may share.
+    /// Whether the stream's events are in a store that other servers may share.
     pub(crate) stored: bool,
 }
 
@@ -41,7 +44,7 @@ pub(crate) enum DisconnectAction {
 // === impl StreamEnd ===
 
 impl StreamEnd {
-    /// Returns `true` if its client may resume on another server, unseen by this one.
+    /// Returns `true` if the call's client may resume on another server, unseen by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
@@ -56,7 +59,7 @@ impl StreamEnd {
         }
     }
 
-    /// Returns how long a client that honours `retry` takes to resume, or zero if it cannot resume.
+    /// Returns how long a client that honours `retry` takes to resume, or zero if it cannot.
     fn retry_delay(self) -> Duration {
         retry_delay(self.retry.filter(|_| self.replayable))
     }
@@ -78,7 +81,7 @@ impl DisconnectAction {
 // === impl Grace ===
 
 impl Grace {
-    /// Returns the longest resume window that any action under this grace period can have.
+    /// Returns the longest resume window that [`decide`](Self::decide) can result in.
     pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
             Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
@@ -114,8 +117,8 @@ impl Grace {
 
 /// Returns the default grace period for a client that can resume.
 fn default_grace(retry: Option<Duration>) -> Duration {
-    let counted = retry.unwrap_or_default().min(MAX_RETRY);
-    let attempts = 5 * counted + Duration::from_secs(5);
+    let capped_retry = retry.unwrap_or_default().min(MAX_RETRY);
+    let attempts = 5 * capped_retry + Duration::from_secs(5);
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
@@ -128,7 +131,7 @@ fn retry_delay(retry: Option<Duration>) -> Duration {
 /// Applies [`Grace::Auto`] to a call that is neither a task nor a subscription.
 fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
     if call.is_cancelled_on_disconnect() || !stream_end.replayable {
-        // A stream that its server has ended is not a disconnect.
+        // If the server has ended the stream, the client has not disconnected.
         return if stream_end.by_server {
             DisconnectAction::KeepRunning
         } else {

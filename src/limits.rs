@@ -1,8 +1,8 @@
 //! Limits on tracked calls and retained answers.
 //!
-//! A session reaches its own limits long before all sessions together reach theirs.
+//! The limits for a single session are far below those for all sessions, so a session reaches its own first.
 
-/// Limits on the calls that a layer tracks and on the bytes of answers that it retains.
+/// Limits on how many calls a layer tracks, and on how many bytes of answers it retains.
 ///
 /// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is evicted to
 /// make room for it. Every such call is reported as [`Event::Untracked`](crate::Event::Untracked), and a warning is logged at most once a
@@ -31,7 +31,7 @@ pub struct Limits {
     pub(crate) retained_of_session: usize,
 }
 
-/// The limit that a call has exceeded, one of the [`Limits`].
+/// One of the [`Limits`] that a call can exceed.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
@@ -41,11 +41,11 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
-    /// There are too many calls in flight. The call was never tracked.
+    /// Too many calls are in flight, so the call was never tracked.
     Calls,
-    /// There are too many detached calls. The call is no longer tracked, and has ended as unknown.
+    /// Too many calls are detached, so the call is no longer tracked. It has ended as unknown.
     Detached,
-    /// There are too many detached calls in one session. The call is no longer tracked, and has ended as unknown.
+    /// Too many calls of one session are detached, so the call is no longer tracked. It has ended as unknown.
     DetachedOfSession,
 }
 
@@ -74,15 +74,16 @@ impl Limits {
 
     /// Sets how many bytes of answers may be retained (16 MiB by default).
     ///
-    /// An answer counts as half a KiB, plus a quarter of a KiB per content block, plus the size of its text and the size of everything else
-    /// as JSON. A session's first retained answer counts another 0.8 KiB.
+    /// Each answer is counted as half a KiB, plus a quarter of a KiB per content block, plus its text and the JSON size of everything else.
+    /// A session's first retained answer is counted as 0.8 KiB more.
     ///
-    /// A quarter of the space is for answers whose client was connected when they were sent, and the rest for answers that a client may
-    /// still resume for. Of each kind, a session may retain only as many bytes as remain free for all other sessions.
+    /// A quarter of the space is reserved for answers that were sent while their client was connected, and the rest for answers that a
+    /// client may still resume for. In each part, no session may have more bytes than are still free for all the others.
     ///
-    /// An answer that exceeds the remaining space or its session's limit evicts older answers from the same session, starting with those
-    /// whose client was connected. If that is not enough, the new answer is not retained. Whenever an answer that a client may still resume
-    /// for is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports it.
+    /// If a new answer exceeds the remaining space or its session's limit, older answers from the same session are evicted, starting with
+    /// those whose client was connected. If that is not enough, the new answer is not retained.
+    /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports every answer that is evicted or not retained although its client may
+    /// still resume for it.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self

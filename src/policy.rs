@@ -1,11 +1,11 @@
-//! The user's rules for calls: how long a call may last, and how long without its client.
+//! Per-call rules: how long a call may last, and how long it may keep running without its client.
 
 use std::time::Duration;
 
-/// The shortest time for which [`Grace::Auto`] lets a session call wait for a resume.
+/// The shortest grace period that [`Grace::Auto`] gives a call that its client can resume.
 ///
-/// The TypeScript SDK and the Python SDK 1.x both try to resume twice, each time after the server's `retry` (3 s with rmcp), and one
-/// attempt over a dead network takes up to 10 s.
+/// Long enough for two attempts to resume, which is how many the TypeScript SDK and the Python SDK 1.x make. Each attempt starts after the
+/// server's `retry` (3 s with rmcp), and over a dead network it takes up to 10 s.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,8 +21,8 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 ///
 /// Whatever the grace period, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
 ///
-/// This is how long the *layer* lets the call run. rmcp 3 itself stops a stateless call's handler as soon as the call's stream is dropped,
-/// unless the call's events are stored.
+/// The grace period only governs what the *layer* does. rmcp 3 itself stops a stateless call's handler as soon as the call's stream is
+/// dropped, unless the call's events are stored.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,29 +37,33 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call keeps running as long as its client may resume for the answer. [The manual](crate::manual::disconnect) has a table of all
-    /// cases.
+    /// The call waits for its client to resume, for [`MIN_GRACE`] or longer, or is cancelled at once if its client has no way to resume.
+    ///
+    /// [The manual](crate::manual::disconnect) has a table of all cases, including those in which the call simply keeps running.
     #[default]
     Auto,
-    /// The call is cancelled as soon as its client disconnects, which breaks clients that resume. If the *server* ended the stream, the
-    /// call still waits as with `Auto`, because the server has asked the client to resume.
+    /// The call is cancelled as soon as its client disconnects, which breaks clients that resume. If it was the *server* that ended the
+    /// stream, the call is still treated as with `Auto`, because the server has asked the client to resume.
     Immediate,
-    /// Like `Auto`, but a call whose client may resume waits this long.
+    /// Like `Auto`, but this is how long a call waits for its client to resume.
     ///
     /// If the server has sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
     AutoAfter(Duration),
     /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
-    /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot see a client without a session resume its call from
-    /// an event store, so use another grace period for such calls.
+    /// If the client can resume, the minimum given for `AutoAfter` applies here too. Do not use this for calls without a session whose
+    /// events are stored: the layer cannot see their clients resume from the store.
     After(Duration),
     /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancellation still does.
     ///
-    /// Revisions up to 2025-11-25 ask for this (SHOULD NOT), but later ones require a cancellation.
+    /// This is what revisions up to 2025-11-25 ask for (SHOULD NOT), but later ones require the call to be cancelled.
     Never,
 }
 
-/// The rules for one call, chosen when the call becomes known. Anything that a policy does not set is taken from the layer.
+/// The rules for one call, where they differ from the layer's.
+///
+/// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses a policy when the layer learns of a call. Anything that
+/// the policy does not set is taken from the layer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,7 +86,7 @@ pub struct Policy {
     supersede: bool,
 }
 
-/// The rules that apply to a call, combined from its policy and the layer's rules.
+/// The rules that apply to a call: its policy's or, where the policy sets nothing, the layer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
@@ -108,10 +112,10 @@ impl Policy {
         self
     }
 
-    /// Limits how long the call may last from when it becomes known, attached or detached.
+    /// Limits how long the call may last, whether or not its client is connected.
     ///
-    /// A call that exceeds the limit is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client receives the
-    /// JSON-RPC error -32001.
+    /// The time is counted from when the layer learns of the call. A call that exceeds the limit is cancelled as
+    /// [`TimedOut`](crate::CancelReason::TimedOut), and its client receives the JSON-RPC error -32001.
     ///
     /// The limit applies neither to `subscriptions/listen` nor to calls that run as tasks. It overrides the layer's
     /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout), and [`Duration::MAX`] means no limit.
@@ -126,8 +130,8 @@ impl Policy {
     /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is never superseded, and neither is a call while a resume of it is pending. If
     /// the client reuses the JSON-RPC id when it sends the call again, the older call is untracked instead.
     ///
-    /// This has no effect without [`CancellableSessionManager`](crate::CancellableSessionManager). Both calls need this policy: a call
-    /// whose policy does not set it is not superseded, nor does it supersede another call. There is no such option on the layer.
+    /// Both calls need this policy: a call without it neither supersedes another call nor is superseded. The layer has no such option.
+    /// Without [`CancellableSessionManager`](crate::CancellableSessionManager), this has no effect.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

@@ -16,8 +16,8 @@ mod gateway;
 
 /// A token that fires when its call is cancelled, and never after the call has completed.
 ///
-/// The layer puts a token into the extensions of every request, MCP or not, and into the cancels that it replays. On a route without MCP,
-/// the token fires if the client disconnects before it has received the whole response.
+/// The layer puts a token into the extensions of every request, whether or not it is an MCP request, and of every cancellation that it
+/// replays. On a route without MCP, the token fires if the client disconnects before it has received the whole response.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, routing::get};
@@ -80,7 +80,7 @@ impl CallToken {
         &self.0
     }
 
-    /// Returns `true` if the call has been cancelled. [`CallToken`] has an example.
+    /// Returns `true` if the call has been cancelled. See [`CallToken`] for an example.
     pub fn is_cancelled(&self) -> bool {
         self.reason().is_some()
     }
@@ -104,18 +104,18 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever happens first.
     ///
-    /// On a cancellation, the future is dropped before the reason is returned. To make sure that no result is lost, it is first polled once
-    /// more, and if it is ready, its output is returned instead.
+    /// On a cancellation, the future is polled one last time, so that no result is lost: if it is ready, its output is returned. Otherwise
+    /// the future is dropped, and then the reason is returned.
     ///
     /// Dropping the future drops everything it owns. Whether that also stops work outside the future depends on the kind of work:
     ///
     /// | work | what dropping it does | example |
     /// |---|---|---|
-    /// | HTTP request (`reqwest`) | closes its connection or resets its stream, and the server can stop | `http_request` |
-    /// | child process (`tokio::process`) | kills it with `kill_on_drop`, but not its own children | `child_process` |
-    /// | SQLite query (`sqlx`) | nothing. The query needs a progress handler that checks the token | `sqlx` |
-    /// | PostgreSQL query (`sqlx`) | nothing. The server needs `client_connection_check_interval` and a closed connection | `sqlx` |
-    /// | spawned task, blocking code | nothing. It needs a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
+    /// | HTTP request (`reqwest`) | closes its connection or resets its stream, so the server can stop | `http_request` |
+    /// | child process (`tokio::process`) | kills the process if `kill_on_drop` is set, but not its children | `child_process` |
+    /// | SQLite query (`sqlx`) | does not stop the query, which needs a progress handler that checks the token | `sqlx` |
+    /// | PostgreSQL query (`sqlx`) | does not stop the query, unless its connection is closed and the server has `client_connection_check_interval` set | `sqlx` |
+    /// | spawned task, blocking code | does not stop it: give it a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
     ///
     /// The examples are in the crate's `examples/` folder.
     ///
@@ -170,8 +170,7 @@ impl CallToken {
         let token = self.0.signal.token();
         let (mut cancelled, mut future) = (pin!(token.cancelled()), pin!(future));
         poll_fn(|cx| {
-            // The future is polled before the token, so that no result is lost. In tokio-util's own method, the order differs between
-            // versions.
+            // Poll the future before the token, so that no result is lost. In tokio-util's own method, the order differs between versions.
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
                 return Poll::Ready(Ok(output));
             }
@@ -263,7 +262,7 @@ impl CallToken {
     /// # async fn main() {
     /// let app: Router = Router::new()
     ///     .route("/mcp", post(async |Extension(token): Extension<CallToken>| match token.is_replay() {
-    ///         true => StatusCode::ACCEPTED, // the layer's own cancel
+    ///         true => StatusCode::ACCEPTED, // the layer's own cancellation
     ///         false => StatusCode::OK,
     ///     }))
     ///     .layer(CancelOnDisconnectLayer::new());
@@ -303,7 +302,7 @@ impl CallToken {
     }
 }
 
-/// Formatting a token does not count as observing it.
+/// Formatting a token does not mark it as observed.
 impl fmt::Debug for CallToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallToken")

@@ -121,7 +121,7 @@ impl Detachment {
 
     /// Returns how long ago the call was detached.
     ///
-    /// This time keeps growing even after a resume, so read it when the event is reported.
+    /// The time keeps growing even after a resume, so read it while the event is being reported.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

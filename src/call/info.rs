@@ -1,4 +1,4 @@
-//! A call's description, for observers, policies and snapshots.
+//! What is known about a call.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use crate::policy::EffectivePolicy;
 /// The 2026-07-28 method whose response stream is the subscription itself.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
-/// Describes a call, for observers, policies and snapshots.
+/// A call's description, as seen by observers, policies and snapshots.
 ///
 /// `Debug` omits the session id, because a client that knows it can act for the session.
 ///
@@ -132,10 +132,10 @@ impl CallInfo {
         self.typed = OnceLock::from(typed);
     }
 
-    /// Merges in the properties that only the call's typed message has. Only the first merge has an effect.
+    /// Merges in the properties that can only be read from the call's typed message. Only the first merge has an effect.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
-        // Even if there are none, they are set, because that is how `is_task` knows that a session manager has bound the call.
+        // Set them even if there are none, because that is how `is_task` knows that a session manager has bound the call.
         if self.is_task || typed.is_some() {
             let _ = self.typed.set(typed.unwrap_or_default());
         }
@@ -198,7 +198,7 @@ impl CallInfo {
         self.is_task = task;
     }
 
-    /// Sets whether closing the call's stream cancels it, as from revision 2026-07-28 on.
+    /// Sets whether closing the call's stream cancels it, as it does from revision 2026-07-28 on.
     pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
         self.is_cancelled_on_disconnect = is_cancelled;
     }
@@ -208,7 +208,7 @@ impl CallInfo {
         self.id
     }
 
-    /// Returns how long the layer has known the call. In [`Event::Ended`](crate::Event::Ended), this is its duration.
+    /// Returns how long the layer has known of the call. In [`Event::Ended`](crate::Event::Ended), this is the call's duration.
     pub fn age(&self) -> Duration {
         self.started_at.elapsed()
     }
@@ -223,7 +223,7 @@ impl CallInfo {
         &self.method
     }
 
-    /// Returns the name of the called tool, for `tools/call`. A client can send any text of any length.
+    /// Returns the called tool's name if the method is `tools/call`. A client can send any text of any length.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }
@@ -235,8 +235,9 @@ impl CallInfo {
 
     /// Returns the call's protocol revision.
     ///
-    /// Requests from 2026-07-28 on have the revision in their body. For older ones it is taken from the `MCP-Protocol-Version` header,
-    /// which clients send from revision 2025-06-18 on. Returns `None` for clients from before that, or if the header is not a date.
+    /// From 2026-07-28 on, requests carry the revision in their body. For older revisions it is taken from the `MCP-Protocol-Version`
+    /// header, which clients send from 2025-06-18 on. Returns `None` if the client is older than that, or if the header's value is not a
+    /// date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }
@@ -252,7 +253,7 @@ impl CallInfo {
         self.session.as_ref()
     }
 
-    /// Returns a session call's key. `scope` is the issuer of its session id.
+    /// Returns the call's key, or `None` for a stateless call. `scope` is the issuer of its session id.
     pub(crate) fn key(&self, scope: Scope) -> Option<Key> {
         let session = SessionKey {
             scope,

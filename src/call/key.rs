@@ -11,10 +11,10 @@ use std::{
 
 use http::{Extensions, Uri};
 
-/// The `id` of a JSON-RPC request, parsed the way rmcp does.
+/// The `id` of a JSON-RPC request, parsed as rmcp parses it.
 ///
-/// Numbers and strings never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A float whose value is an integer is that integer: `1.0` is
-/// `1`.
+/// A number never equals a string: `1` is not `"1"` (JSON-RPC 2.0, section 4). A float whose value is an integer is read as that integer,
+/// so `1.0` is `1`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::RequestId;
@@ -37,7 +37,7 @@ pub enum RequestId {
 /// The identity of a call, unique in this process.
 ///
 /// JSON-RPC ids are not unique, because every stateless client counts its own from 1, so [`Calls`](crate::Calls) identifies a call by its
-/// `CallId` instead. This is a number, and can be parsed from its text form:
+/// `CallId` instead. It is a number, and can be parsed back from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -74,7 +74,7 @@ pub(crate) struct SessionKey {
     pub(crate) id: Arc<str>,
 }
 
-/// An issuer of session ids. The same id in another scope is a different session.
+/// An issuer of session ids. The same id issued in another scope refers to a different session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
     /// An instance of this crate's session manager.
@@ -115,8 +115,8 @@ impl From<&RequestId> for serde_json::Value {
 impl CallId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // `AcqRel` makes whatever happened before an id was drawn visible to the owner of each later id. A drain closes the registry, then
-        // draws an id and only looks for calls with earlier ids, so a call with a later id must find the registry closed.
+        // `AcqRel` makes whatever happened before one id was drawn visible to the owner of every later id. A drain closes the registry,
+        // then draws an id and only looks for calls with earlier ids, so a call with a later id must find the registry closed.
         Self(NEXT.fetch_add(1, Ordering::AcqRel))
     }
 }
@@ -185,7 +185,7 @@ fn requested_path(extensions: &Extensions) -> Option<&str> {
     Some(uri.path())
 }
 
-/// Returns `None`, because the `axum` feature is needed to know the type of axum's extension.
+/// Returns `None`: without the `axum` feature, the type of axum's extension is not available.
 #[cfg(not(feature = "axum"))]
 fn requested_path(_: &Extensions) -> Option<&str> {
     None

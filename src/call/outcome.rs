@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why a call was cancelled.
 ///
-/// Its `Display` is the `reason` in the injected `notifications/cancelled`.
+/// Its `Display` form is sent as the `reason` in the injected `notifications/cancelled`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancelReason;
@@ -32,7 +32,7 @@ pub enum CancelReason {
     ClientCancelled,
     /// A service between the layer and the handler dropped the call's stream, or its body failed.
     ///
-    /// A timeout inside the layer can be the cause, for example.
+    /// This can be caused by a timeout service inside the layer, for example.
     ResponseDropped,
     /// The inner service panicked while the call was in flight.
     ServicePanicked,
@@ -57,12 +57,11 @@ pub enum Outcome {
     ///
     /// Without a session manager, it may have completed unnoticed while it was detached.
     Cancelled(CancelReason),
-    /// The layer gave up on the call for this reason, and its server is not notified.
+    /// The layer gave up on the call for this reason, but could not notify the server.
     ///
-    /// No cancellation can be injected, because the call has no session or another request has the same id. In addition, no handler has
-    /// observed the [`CallToken`](crate::CallToken), and the call's revision does not treat closing the stream as a cancellation. A server
-    /// that stops calls when their streams are dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any
-    /// other server, the call keeps running.
+    /// The call has no session, or another request has the same id, so no cancellation can be injected. In addition, no handler has
+    /// observed the [`CallToken`](crate::CallToken), and in the call's protocol revision, closing the stream is not a cancellation. The
+    /// call keeps running, unless its server stops calls whose streams are dropped, as rmcp 3 does if the call's events are not stored.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
@@ -70,8 +69,9 @@ pub enum Outcome {
     Failed,
     /// The layer stopped observing the call, without cancelling it.
     ///
-    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. It is also possible
-    /// that its answer could not be distinguished from other messages, or that its client reused its id, which the specification forbids.
+    /// This happens, for example, if the call keeps running detached behind a layer without a session manager, or has exceeded a limit.
+    /// Other possible causes are that its answer cannot be distinguished from other messages, or that its client has reused its id, which
+    /// the specification forbids.
     Unknown,
 }
 

@@ -106,7 +106,7 @@ impl Exchange {
         };
         let registry = &self.shared.registry;
         while let Some((other, exchange)) = registry
-            .find_unaccepted_too(key)
+            .find_including_unaccepted(key)
             .filter(|(other, _)| *other != id)
         {
             exchange.wait_until_accepted_or_ended(other).await;

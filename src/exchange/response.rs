@@ -142,7 +142,7 @@ impl Exchange {
         // The target may have ended in the meantime, and another call may have reused its id. The target need not have been accepted
         // yet, because with a JSON answer, the head that accepts it only arrives with the answer.
         if let Some((id, exchange)) = registry
-            .find_unaccepted_too(&key)
+            .find_including_unaccepted(&key)
             .filter(|(id, _)| *id == target)
         {
             exchange.cancel(id, Cancel::external(CancelReason::ClientCancelled));

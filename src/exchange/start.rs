@@ -253,7 +253,7 @@ impl Exchange {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
         let key = Key { session, request };
-        let (id, _) = self.shared.registry.find_unaccepted_too(&key)?;
+        let (id, _) = self.shared.registry.find_including_unaccepted(&key)?;
         Some((key, id))
     }
 

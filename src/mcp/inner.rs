@@ -185,7 +185,7 @@ impl<M> ManagerInner<M> {
             session: self.session_key(session),
             request: call.request_id().clone(),
         };
-        let other = self.registry.get()?.find_unaccepted_too(&key);
+        let other = self.registry.get()?.find_including_unaccepted(&key);
         let Some((other, exchange)) = other.filter(|(other, _)| *other != call.id()) else {
             return Some(false);
         };

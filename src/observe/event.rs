@@ -9,9 +9,9 @@ use crate::{
     limits::Limit,
 };
 
-/// An event of a call, or a request body that could not be parsed.
+/// Something that has happened to a call, or a request body that could not be parsed.
 ///
-/// Every tracked call starts once and ends once. Concurrent events for one call may be reported in any order.
+/// Every tracked call starts once and ends once. Events that happen to a call concurrently may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -60,7 +60,7 @@ pub enum Event<'a> {
         /// Zero if the call is cancelled now, or as soon as a pending resume has been refused.
         grace: Option<Duration>,
     },
-    /// A client has resumed its call, or a middleware has resent a detached call's request.
+    /// A client has resumed its call, or middleware has resent a detached call's request.
     #[non_exhaustive]
     Resumed {
         /// The call.
@@ -90,7 +90,7 @@ pub enum Event<'a> {
     },
     /// A call exceeds a limit, so it keeps running untracked, as it would without the layer.
     ///
-    /// If it was already tracked, its end as [`Outcome::Unknown`] is reported next.
+    /// If it was already tracked, it is next reported as ended, with [`Outcome::Unknown`].
     #[non_exhaustive]
     Untracked {
         /// The call.
@@ -98,11 +98,11 @@ pub enum Event<'a> {
         /// The limit that the call exceeds.
         limit: Limit,
     },
-    /// An ended call's outcome was evicted or could not be retained, because of a limit.
+    /// An ended call's outcome was evicted, or could not be retained, because of a limit.
     ///
-    /// The call was cancelled, or it was detached when it ended. A client that resumes it will find no outcome.
+    /// The call was either cancelled, or detached when it ended. If its client resumes it, the client no longer receives the outcome.
     ///
-    /// The event is reported to the observers of the call that needed the space, which is usually a different call.
+    /// This event is reported to the observers of the call that needed the space, which is usually a different one.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.
@@ -111,10 +111,10 @@ pub enum Event<'a> {
         session: &'a str,
         /// How it ended.
         outcome: Outcome,
-        /// The record's size in bytes, as counted for [`Limits::retained`](crate::Limits::retained).
+        /// The outcome's size in bytes, as counted for [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
     },
-    /// A POST body could not be parsed as JSON-RPC with certainty.
+    /// A POST body could not be parsed reliably as JSON-RPC.
     ///
     /// The inner service receives it unchanged, and no call is tracked for it.
     #[non_exhaustive]
@@ -170,20 +170,21 @@ impl fmt::Debug for Event<'_> {
     }
 }
 
-/// Receives every [`Event`] of a layer, and of clones made from the layer afterwards.
+/// Receives every [`Event`] of a layer, and of any clones made from it afterwards.
 ///
-/// A layer can have several observers. Closures are observers, and [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn)
-/// accepts those that do not name the type of their argument.
+/// A layer can have several observers. A closure is an observer too, and with [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) it
+/// need not name the type of its argument.
 ///
-/// An observer is called synchronously, even from within `Drop`, with no lock held, and before any later event of the call:
+/// An observer is called synchronously, possibly from within `Drop`, with no lock held, and before any later event of the same call.
+/// Therefore:
 ///
 /// - It must not block, because that would delay the runtime and the cancellation. Hand slow work off through a channel.
 /// - It must not call back into the layer or the call.
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
 ///   still prints it, and with `panic = "abort"` it ends the process.
 ///
-/// The current span is the one in which the call's request was served, if there was one. An [`AnswerEvicted`](Event::AnswerEvicted) may
-/// be reported in any span.
+/// An event is reported in the span in which the call's request was served, if there was one. Only an
+/// [`AnswerEvicted`](Event::AnswerEvicted) may be reported in any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};

@@ -1,7 +1,7 @@
-//! Events as log lines. Cancels are logged at level info, because they are the layer's purpose and not errors.
+//! Writes events to the log. Cancellations are logged at level info, because they are what the layer is for, not errors.
 //!
-//! Fields are named as in OpenTelemetry's conventions (MCP, JSON-RPC, GenAI), where these define a name. A client can send text that
-//! would break a log line, so such text passes through [`sanitize`]. No header values are logged except session ids, and those only as
+//! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, that name is used. A client can send text that would
+//! break a log line, so such text passes through [`sanitize`]. No header values are logged except session ids, and those only as
 //! [`SessionIds`] allows.
 //!
 //! A subscriber that panics, for example because it prints to a closed stderr, does not affect any call.
@@ -29,10 +29,12 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id to log.
 ///
-/// An id may be a signed token that differs from other tokens only at its end. Such tokens are rarely longer.
+/// An id may be a signed token that differs from others only near its end, and such a token is rarely longer than this.
 const MAX_SESSION_ID: usize = 4_096;
 
-/// How session ids appear in the layer's log. A client that knows such an id can act for the session.
+/// How session ids appear in the layer's log.
+///
+/// A client that knows a session id can act for the session, so ids are not logged verbatim by default.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
@@ -46,7 +48,7 @@ const MAX_SESSION_ID: usize = 4_096;
 pub enum SessionIds {
     /// Eight hexadecimal digits of a keyed hash. The key is random and generated once per process.
     ///
-    /// They only serve to correlate a session's log lines.
+    /// They only help to correlate a session's log lines with each other.
     #[default]
     Hashed,
     /// The plain ids, which can be correlated with client and proxy logs.
@@ -67,7 +69,7 @@ pub(crate) enum HandlerEnd {
 
 /// Logs a line about a call.
 ///
-/// A macro, because `tracing` needs the level at compile time. Its arguments are only evaluated if the line is enabled.
+/// This is a macro because `tracing` needs the level at compile time. Its arguments are only evaluated if the line is enabled.
 macro_rules! log_call {
     ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
@@ -244,10 +246,10 @@ pub(crate) fn log_evicted(answers: u64) {
     });
 }
 
-/// Escapes a text so that it stays on one line of any log.
+/// Escapes text so that it stays on one line in any log.
 ///
-/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. A text longer than
-/// [`MAX_TEXT`] characters is truncated and ends with `…`.
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. Text longer than [`MAX_TEXT`]
+/// characters is truncated and ends with `…`.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
@@ -263,7 +265,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     for character in characters.by_ref().take(max) {
         match character {
             ' '..='~' => displayed.push(character),
-            // Escapes invisible characters and combining marks, but hardly any letters.
+            // `escape_debug` escapes invisible characters and combining marks, but hardly any letters.
             other => displayed.extend(other.escape_debug()),
         }
     }
@@ -310,8 +312,8 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
     ///
-    /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. An id always has the same hash
-    /// within a process. Different processes have different hashes, except that a forked process may inherit its parent's key.
+    /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. Within a process, an id always has
+    /// the same hash. Every process has its own hashes, except that a forked process may inherit its parent's key.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;

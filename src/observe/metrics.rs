@@ -24,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// Label value for unknown names, because a client can make up any name.
+/// Label value for all unknown names, because a client can make up any name.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
@@ -33,19 +33,19 @@ const OTHER: &str = "other";
 /// |---|---|---|---|
 /// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
-/// | `mcp_calls_started_total` | counter | `method` | started calls |
-/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls, which are the started ones minus those in flight |
+/// | `mcp_calls_started_total` | counter | `method` | calls that have started |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | calls that have ended, which is the number started minus the number in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls that are cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times a client has resumed its call |
-/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
-/// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
+/// | `mcp_call_cancels_failed_total` | counter | `method` | cancellations that could not be delivered to the server |
+/// | `mcp_calls_untracked_total` | counter | `limit` | calls that exceeded a limit, see [`Limits`](crate::Limits) |
 /// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted or not retained, even though their clients may resume |
-/// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
-/// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
-/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
+/// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be parsed as JSON-RPC |
+/// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | time from a call's start to its end |
+/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | length of a detachment, where `until` is the call's outcome, or `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | time from detecting the disconnect to firing the token, for detached calls that were cancelled or abandoned |
 ///
-/// Most label values are variant names in snake case, such as `reason="client_disconnected"`. All labels have few values: a `method`
+/// Most label values are variant names in snake case, such as `reason="client_disconnected"`. Every label has only a few values: a `method`
 /// that MCP does not define is `other`, and tools have no label unless [`tools`](Self::tools) or [`tool_names`](Self::tool_names) names
 /// them. Durations use tokio's clock.
 ///
@@ -90,7 +90,9 @@ impl Metrics {
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
-    /// Creates an observer without the label `tool`. Describes the metrics to the installed recorder.
+    /// Creates an observer without the label `tool`, and describes its metrics.
+    ///
+    /// The descriptions are passed to the recorder that is installed at this point.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
@@ -98,8 +100,8 @@ impl Metrics {
 
     /// Adds the label `tool` to all metrics with the label `method`.
     ///
-    /// Its value is one of these tool names, or `other`. Other names do not become labels, because a client can name any tool. Calls
-    /// without a tool do not get the label. Replaces any names that are already set.
+    /// Its value is one of these tool names, or `other` for any other tool, because a client can make up names. Calls without a tool do not
+    /// get the label. Any names set earlier are replaced.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -200,7 +202,7 @@ impl Observer for Metrics {
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);
-                // Registered at the start, so that its first increment is seen as an increase.
+                // Register the counter at the start, so that its first increment is seen as an increase.
                 counter!(CANCELS_FAILED, labels).increment(0);
             }
             Event::Detached { call, cause, .. } => {
@@ -247,7 +249,7 @@ fn describe() {
         (RESUMES, "Times a client has resumed its call"),
         (
             CANCELS_FAILED,
-            "Cancels that were not delivered to the server",
+            "Cancellations that could not be delivered to the server",
         ),
         (
             UNTRACKED,
@@ -259,7 +261,7 @@ fn describe() {
         ),
         (
             BODIES_UNPARSED,
-            "Request bodies that could not be read as JSON-RPC",
+            "Request bodies that could not be parsed as JSON-RPC",
         ),
     ] {
         describe_counter!(name, Unit::Count, description);

@@ -1,7 +1,7 @@
-//! Events, snapshots, metrics and the log.
+//! Observing a layer's calls: events, snapshots, metrics and the log.
 //!
-//! An [`Observer`] receives every [`Event`] of a layer. This module contains the types with which an event describes a call that has
-//! been detached, has exceeded a limit, or could not be cancelled. It also contains the snapshots of in-flight calls that
+//! An [`Observer`] receives every [`Event`] of a layer. The types in this module fill in an event's details, such as why a call was
+//! detached, which limit it exceeded, or why its cancellation could not be delivered. The snapshots of in-flight calls are what
 //! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};
@@ -39,7 +39,7 @@ pub use crate::{
     limits::Limit,
 };
 
-/// The log, plus the observers that have been added.
+/// The log, and the observers that the application has added.
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     pub(crate) session_ids: SessionIds,
@@ -54,11 +54,11 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Logged even without a subscriber, because `tracing` may forward its lines to a logger of the `log` crate. A panicking
-        // subscriber affects neither the call nor an observer.
+        // Log even without a subscriber, because `tracing` may forward the lines to a logger of the `log` crate. A subscriber that panics
+        // must not affect the call or the observers.
         catch_panic(|| log::log(event, self.session_ids));
         for observer in &self.added {
-            // A panic affects neither the call nor the other observers.
+            // A panic must not affect the call or the other observers.
             catch_panic(|| observer.on_event(event));
         }
     }

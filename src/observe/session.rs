@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// A session event, for [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session) listeners.
+/// Something that has happened to a session.
+///
+/// It is passed to the listeners added with [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -26,12 +28,12 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {
-    /// A session has been opened. None of its messages has been answered yet.
+    /// A session has been opened. None of its messages have been answered yet.
     #[non_exhaustive]
     Opened {
         /// The session's id.
         session: &'a str,
-        /// Whether the session was restored, under an id that some server had issued before.
+        /// Whether the session was restored, under an id that a server had issued earlier.
         restored: bool,
     },
     /// A session has been closed, see [`SessionEnd`].
@@ -70,17 +72,17 @@ pub enum SessionEvent<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SessionEnd {
-    /// Its client or the server ended it.
+    /// The client or the server ended it.
     Ended,
     /// It was idle for the [`idle_timeout`](crate::CancellableSessionManager::idle_timeout).
     Idle,
-    /// Its client disconnected, and the [`lost_timeout`](crate::CancellableSessionManager::lost_timeout) expired.
+    /// The client disconnected, and the [`lost_timeout`](crate::CancellableSessionManager::lost_timeout) expired.
     Lost,
-    /// Another session was created or restored under its id.
+    /// Another session was created or restored under the same id.
     Replaced,
 }
 
-/// A label, such as `idle`.
+/// Formats the reason as a label, such as `idle`.
 impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,6 +1,6 @@
-//! Log lines about a setup that is incomplete or may behave unexpectedly.
+//! Logs hints about a setup that is incomplete or may behave unexpectedly.
 //!
-//! Each line names the option or component that changes the behaviour. A hint is emitted at most once per layer, or once per session
+//! Each hint names the option or component that would change the behaviour. It is emitted at most once per layer, or once per session
 //! manager for calls without a layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -23,7 +23,7 @@ pub(crate) enum Hint {
     NoLayer,
     /// The session manager belongs to another layer, so it does not bind this layer's calls.
     TwoLayers,
-    /// The sessions look like rmcp's, but no session manager binds their calls.
+    /// The event ids look like rmcp's, but no session manager binds their calls.
     NoSessionManager,
 }
 

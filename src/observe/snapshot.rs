@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::call::{CallId, CallInfo};
 
-/// An in-flight call, as of [`Calls::snapshot`](crate::Calls::snapshot).
+/// An in-flight call, as it was when [`Calls::snapshot`](crate::Calls::snapshot) was called.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};

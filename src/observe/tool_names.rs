@@ -15,8 +15,8 @@ use crate::call::CallInfo;
 
 /// Tool names that [`Metrics`](super::Metrics) may use as labels (feature `metrics`).
 ///
-/// Names can be added at any time, for example by a gateway that reads them from the server's `tools/list`, and clones share them. A
-/// call has the same label from start to end, so a name that is added while it is running only counts for later calls.
+/// Clones share the same names. More can be added at any time, for example by a gateway that reads them from the server's `tools/list`. A
+/// call's label does not change while it is running, so a name that is added in the meantime only applies to later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{
@@ -79,8 +79,8 @@ impl ToolNames {
 
     /// Adds a name for the calls that start from now on. Returns `true` if it was added.
     ///
-    /// Returns `false` if the name is already known. A name beyond [`MAX`](Self::MAX) or [`MAX_LENGTH`](Self::MAX_LENGTH) is not added
-    /// either, and its calls are labelled `other`.
+    /// Returns `false` if the name is already known, is longer than [`MAX_LENGTH`](Self::MAX_LENGTH), or would be one more than
+    /// [`MAX`](Self::MAX). In the last two cases, calls to its tool are labelled `other`.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;

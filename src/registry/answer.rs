@@ -1,4 +1,4 @@
-//! Retained answers, which the registry passes on unread.
+//! Retained answers. The registry passes them on without reading them.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::call::RequestId;
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
-    /// Hash of the event id that it was sent with.
+    /// Hash of the event id with which the answer was sent.
     pub(crate) event_id_hash: Option<u64>,
     /// The server's `retry`, which is how long the client waits before it resumes.
     pub(crate) retry: Option<Duration>,
@@ -20,6 +20,6 @@ pub(crate) struct Answer {
 pub(crate) enum AnswerContent {
     /// A tool's text, which is UTF-8.
     Text(RequestId, Bytes),
-    /// A message that only its session manager can read.
+    /// A message in a type that only the session manager knows.
     Message(Arc<dyn Any + Send + Sync>),
 }

@@ -1,51 +1,53 @@
-//! One session id's calls, in flight and retained, without a clock, a lock or a task.
+//! The state machine for one session id's calls, in flight and retained.
 //!
-//! `now` is always passed in. Nothing calls back: each function returns what its caller has to do. `T` is the caller's handle to a call,
-//! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts across all sessions.
+//! It has no clock, no lock and no task: `now` is always passed in, and instead of calling back, each function returns what its caller has
+//! to do. `T` is the caller's handle to a call, and `A` is an answer retained for a client that resumes. [`Totals`] counts across all
+//! sessions.
 //!
-//! A session id refers to one session in each scope that has issued it, and there is nearly always only one such scope. Calls without a
-//! session have session states too, but no keys in them.
+//! Nearly always, a session id refers to a single session. If several scopes have issued the same id, it refers to a different session in
+//! each. Calls without a session are tracked in session states too, but have no keys there.
 //!
 //! # Invariants
 //!
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
 //!    Until then, the call cannot affect any other.
-//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancellation may be injected into the server only if the call owns
-//!    its id, or if no other call in its session has that id, and in either case only while no untracked request has it
-//!    ([`SessionState::contest`]).
+//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancellation may be injected into the server only if it cannot be
+//!    applied to another request: the call owns its id, or no other call in its session has that id. In either case, no untracked request
+//!    in progress may have the id ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume of one of the call's streams defers the expiry of the grace period until it is answered,
-//!    but no longer than [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other
-//!    pending ones.
-//! 6. **Detach.** Every detach starts a full grace period. A cancellation takes effect only while the same timer is still expired
-//!    ([`SessionState::finish_due`]), and so does the answer to a request for confirmation ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime has stalled in the meantime, and no
-//!    stall has extended the grace period before, the confirmation is requested again. Resumes that bring no event renew the grace period
-//!    at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only recognised where no session manager tracks the call. A
-//!    resume that is turned away counts as one of them ([`SessionState::renew_grace`]).
-//! 7. **Late wake-ups.** A grace period that is found expired late is not acted on, because the runtime has been stalled and resumes may be
-//!    waiting in the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is
-//!    stalled and another one is handling it, the grace period is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise,
-//!    if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY),
-//!    until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late or there have been
-//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A resume may be the first to find the grace period expired late. A deadline
-//!    that passes while a resume is pending is not late, and neither is one that is only delayed by a backlog in the timer task, because
-//!    that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id identifies the stream that it was seen on, and rmcp's own event ids also identify it by their number
-//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there have been more,
-//!    any unknown id in the session may be one of them.
-//! 9. **A reused id** untracks the older call without cancelling it. That call is returned once, to be reported, and never again.
-//! 10. **Server-side ends** of attached calls are handled by the exchange.
-//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]). A
-//!     detached call's deadline is no earlier than the end of its grace period, and no earlier than its own end plus its resume window.
+//! 5. **Pending resumes are counted.** While any resume of one of the call's streams is pending, the grace period does not expire until
+//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A resume that is refused or dropped does not affect the other pending ones.
+//! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
+//!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
+//!    [`SessionState::postpone`]). None of these has an effect unless the expiry still holds by then. After a confirmation, the timer is
+//!    checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended the grace period, the confirmation
+//!    is requested again. Resumes that bring no event renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but
+//!    they are only recognised if no session manager tracks the call. A resume that is turned away counts as one of them
+//!    ([`SessionState::renew_grace`]).
+//! 7. **Late wake-ups.** If a grace period is found expired late, the call is not cancelled at once, because the runtime has been stalled,
+//!    and resumes may be waiting in the accept queue. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late,
+//!    or if the call's own runtime is stalled and another one is handling it, the grace period is extended once, by at least
+//!    [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every
+//!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
+//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. An expiry can also be found late by a resume instead of the
+//!    timer. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, which
+//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
+//!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
+//!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
+//! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
+//! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
+//! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
+//!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
+//!     window after the call's end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`] without a cancellation, unless it has a deadline, in which case it is kept until then and cancelled. A detached
-//!     call over a limit is removed at once.
+//!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is kept until then instead, and cancelled. A detached call
+//!     over a limit is removed at once.
 //! 14. **In doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether it was marked before or after it lost its stream, and no other call supersedes it.
+//!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -89,9 +91,9 @@ pub(crate) use self::{
     shrink_if_sparse::ShrinkIfSparse,
 };
 
-/// How long a detached call is tracked if it has no deadline and its end is not observed.
+/// How long a detached call is tracked if it has no deadline and its end cannot be observed.
 ///
-/// This is longer than proxies keep a silent stream open.
+/// Proxies close a silent stream sooner than this.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// What has become of a call that has lost a stream.
@@ -109,7 +111,7 @@ pub(crate) enum DetachOutcome {
     Untracked(Finished),
 }
 
-/// A call that has been removed from the registry although it has not ended.
+/// A call that has been removed from the registry although it is still running.
 pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
 /// State shared by all sessions of a registry.
@@ -126,7 +128,7 @@ pub(crate) struct SessionState<T, A> {
     session_id: Option<(Arc<str>, KeyHash)>,
     scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
-    /// The accepted requests of in-flight calls.
+    /// In-flight calls whose requests have been accepted, by the hash of their key.
     by_request: SmallMap<KeyHash, CallId>,
     retained: RetainedCalls<A>,
     /// Whether any calls have ended since the last [`take_completion_flag`](Self::take_completion_flag).
@@ -190,7 +192,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- Starting a call ---
 
-    /// Starts a call, which is cancelled no later than `deadline`.
+    /// Starts a call, which is cancelled at `deadline` at the latest.
     ///
     /// `key` is its lookup key, which is `None` for a stateless call or while the session's scope is not yet known.
     pub(crate) fn start(
@@ -247,7 +249,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         !is_owned && self.accept(id).is_none()
     }
 
-    /// Accepts a call under a different key from the one it was started with. Its event ids have to be recorded anew.
+    /// Accepts a call under a different key from the one it was started with. Its event ids have to be recorded again.
     ///
     /// As with [`accept`](Self::accept), an older call with that key is untracked and returned.
     pub(crate) fn rekey(
@@ -294,7 +296,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             self.shared.totals.add_detached();
         } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
-                // It was never added to the detached calls, so `finish` must not subtract it.
+                // The call was never added to the detached ones, so `finish` must not subtract it.
                 timers.detached = None;
             }
             let finished = self.finish(id, None);
@@ -318,7 +320,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Counts a call as detached in the totals. If that would exceed a limit, returns the limit instead, checking the session's own first.
+    /// Adds a call to the detached ones in the totals. If that would exceed a limit, returns the limit instead. The session's own limit is
+    /// checked first.
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
@@ -330,7 +333,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// Returns how many other calls in the session are detached. Only needed where several sessions share the session id.
+    /// Returns how many other calls in the session are detached. Only needed if several sessions share the session id.
     fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
@@ -368,7 +371,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(stream)
     }
 
-    /// Adds a task that reads one of a call's streams in the background and will observe its end.
+    /// Adds a task that reads one of a call's streams in the background.
+    ///
+    /// The task will observe the call's end.
     pub(crate) fn add_background_reader(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.timers_mut().add_background_reader();
@@ -378,8 +383,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Removes a background reader that has ended.
     ///
-    /// Once none is left, a detached call's end can no longer be observed, so the call is removed at `unobserved_until`. This is `None` if
-    /// the end is observed elsewhere.
+    /// Once none is left, a detached call's end can no longer be observed, so the call is removed at `unobserved_until`, or not at all if
+    /// that is `None`, because its end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,
         id: CallId,

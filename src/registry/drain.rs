@@ -40,8 +40,8 @@ impl<T: Tracked> Registry<T> {
     ///
     /// A call or stream that starts later is ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
-        // Set before the scan. A new call or stream is added under a lock that the scan also takes, and checks this flag afterwards, so
-        // either the scan finds it, or it finds the flag set.
+        // Set the flag before the scan. A new call or stream is added under a lock that the scan also takes, and checks the flag
+        // afterwards, so either the scan finds it, or it finds the flag set.
         self.closed.store(true, Ordering::Release);
         let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())

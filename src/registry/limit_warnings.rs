@@ -1,4 +1,4 @@
-//! Warnings about limits that have been reached, at most one a minute for each limit.
+//! Limits how often a warning is logged: at most once a minute for each limit that is reached.
 
 use std::{mem, sync::Mutex, time::Duration};
 

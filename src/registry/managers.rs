@@ -17,10 +17,10 @@ pub(crate) trait Manager: Send + Sync {
     /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager does not have the session.
+    /// Marks a session as in use until the returned guard is dropped. Returns `None` if the manager does not have it.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with the id `session`, or calls in such a session.
+    /// Returns `true` if the manager has a session with the id `session`, or tracks calls in one.
     fn has(&self, session: &str) -> bool;
 }
 
@@ -57,7 +57,7 @@ impl Managers {
         self.find_map(|manager| manager.has(session).then(|| manager.scope()))
     }
 
-    /// Keeps the session in use in the first manager that has it.
+    /// Marks the session as in use in the first manager that has it.
     pub(super) fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.find_map(|manager| manager.begin_use(session))
     }

@@ -1,8 +1,8 @@
-//! The registry of in-flight and retained calls.
+//! Tracks the calls in flight, and retains the outcomes of those that have ended.
 //!
-//! A call belongs to its session. `core` is the state machine for one session id, with neither clock nor lock. `session_map` has all the
-//! sessions' states, each behind its own lock, and the timer checks the sessions that have an expired deadline. A lock is held for one
-//! operation only, never across an await or a callback.
+//! Calls are grouped by session. `core` is the state machine for a single session id, and has neither a clock nor a lock. `session_map`
+//! holds one such state for each session id, behind a lock of its own, and the timer checks the sessions that have an expired deadline. A
+//! lock is held for one operation at a time, never across an await or a callback.
 
 use std::{
     fmt,
@@ -58,7 +58,7 @@ pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
     /// Open streams that a drain might not find through an in-flight call.
     streams: Mutex<OpenStreams>,
-    /// Whether the server has been drained. A call or stream that starts later is ended at once.
+    /// Whether the server has been drained. If so, any call or stream that starts is ended at once.
     closed: AtomicBool,
     /// Number of answers that are on their way from a session manager to their clients.
     deliveries: AtomicUsize,
@@ -82,7 +82,7 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Adds a session manager, so that its sessions can be found from now on.
+    /// Adds a session manager, so that its sessions can be found.
     pub(crate) fn add_manager(&self, manager: Weak<dyn Manager>) {
         self.managers.add(manager);
     }
@@ -92,7 +92,7 @@ impl<T: Tracked> Registry<T> {
         self.managers.scope_of(session)
     }
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if no session manager has it.
+    /// Marks a session as in use until the returned guard is dropped. Returns `None` if no session manager has it.
     pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.managers.begin_use(session)
     }
@@ -103,7 +103,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Returns the `Notify` that drains wait on.
     ///
-    /// It is notified when calls end during a drain, and when the last delivery of an answer has ended.
+    /// It is notified when calls end during a drain, and when the last delivery of an answer ends.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }
@@ -139,17 +139,17 @@ impl<T: Tracked> Registry<T> {
         event_match.unwrap_or(EventMatch::Nothing)
     }
 
-    /// Returns the call with the key `key`, or `None` if no accepted request has this key.
+    /// Returns the call with this key, or `None` if no accepted request has it.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
             session.find(&key.session.scope, &key.request)
         })?
     }
 
-    /// Returns the call with the key `key`, even if its request has not been accepted yet.
-    pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
+    /// Returns the call with this key, even if its request has not been accepted yet.
+    pub(crate) fn find_including_unaccepted(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
-            session.find_unaccepted_too(&key.session.scope, &key.request)
+            session.find_including_unaccepted(&key.session.scope, &key.request)
         })?
     }
 
@@ -170,7 +170,7 @@ impl<T: Tracked> Registry<T> {
         detached.unwrap_or_default()
     }
 
-    /// Returns `true` if a client may still resume in a session.
+    /// Returns `true` if a session's client may still resume.
     ///
     /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
@@ -208,7 +208,7 @@ impl<T: Tracked> Registry<T> {
             .unwrap_or(false)
     }
 
-    /// Scans a session id's in-flight calls.
+    /// Returns the in-flight calls with this session id, which are scanned in batches.
     pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
         let entry = self.sessions.find(session_id).into_iter();
         let before = CallId::next();
@@ -230,18 +230,18 @@ impl<T: Tracked> Registry<T> {
         self.sessions.shared.totals.set_limits(limits);
     }
 
-    /// Returns `true` if another call may be tracked. No lock is taken, so a few calls that start at the same moment may exceed the limit.
+    /// Returns `true` if another call may be tracked. Takes no lock, so a few calls that start at the same moment may exceed the limit.
     pub(crate) fn has_capacity(&self) -> bool {
         self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }
 
-    /// Registers a stream that is about to end. If it is still open by then, a drain closes it.
+    /// Registers a stream that is about to end, so that a drain can close it if it is still open.
     pub(crate) fn register_ending_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.streams().add(stream);
     }
 
-    /// Registers a stream that may belong to no in-flight call, so that a drain can close it. If the server has already been drained, the
-    /// stream is closed at once.
+    /// Registers a stream that may not belong to an in-flight call, so that a drain can close it. If the server has already been drained,
+    /// the stream is closed at once.
     pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {

@@ -1,7 +1,8 @@
-//! A map from session ids to session states. Each session has its own lock, and each call belongs to exactly one session.
+//! Maps session ids to session states.
 //!
-//! Entries are keyed by session id alone, so they stay the same when an id's session manager becomes known. Two session ids share a lock
-//! only while an entry is being looked up, added or removed.
+//! Each session has its own lock, and each call belongs to exactly one session. Entries are keyed by session id alone, so a call's entry
+//! stays the same when the session manager of its id becomes known. Two session ids share a lock only while an entry is being looked up,
+//! added or removed.
 
 use std::{
     collections::hash_map,
@@ -46,7 +47,7 @@ pub(crate) struct SessionMap<T> {
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
     pub(super) shared: Arc<RegistryShared>,
     pub(super) timer: Arc<Timer>,
-    /// Notified when calls end while completions are tracked, and when the last delivery is over.
+    /// Notified when calls end while completions are tracked, and when the last delivery ends.
     pub(super) ended: Notify,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct SessionEntry<T> {
     /// The session id and its hash. `None` for calls without a session.
     session_id: Option<(Arc<str>, KeyHash)>,
     state: Mutex<EntryState<T>>,
-    /// The timer entry for the next deadline, created when there is one for the first time.
+    /// The timer entry for the next deadline, created along with the first deadline.
     timer: OnceLock<TimerHandle>,
 }
 
@@ -65,7 +66,7 @@ struct EntryState<T> {
     session: SessionState<T>,
     /// When the timer will check this entry, if at all.
     timer_deadline: Option<Instant>,
-    /// Whether the entry has been removed from the map. The session may have another entry by now.
+    /// Whether the entry has been removed from the map. If so, the session may already have another one.
     is_removed: bool,
 }
 
@@ -125,7 +126,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // Otherwise, the entry was removed between the lookup and the lock.
+            // If it has been removed since the lookup, look it up again.
             if !state.is_removed {
                 let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);
@@ -345,7 +346,7 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
         if has_completed {
             self.notify_drain();
         }
-        // Reporting the expired calls may take a while, so the timer is set first. Its next run handles whatever is left.
+        // Set the timer before reporting the expired calls, which may take a while. Its next run handles whatever is left.
         if let Some((timer, next)) = self.timer.get().zip(next) {
             timer.reset_earlier(next);
         }

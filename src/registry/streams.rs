@@ -1,6 +1,6 @@
 //! Open streams that a drain might not find through an in-flight call.
 //!
-//! Standalone and resumed streams, for example, and streams whose call has ended or whose request has no call.
+//! These include standalone and resumed streams, and those whose call has ended or whose request has no call.
 
 use std::{
     mem,
@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// Minimum number of streams before ended ones are purged. Fewer are not worth a scan.
+/// Minimum number of streams before ended ones are purged. With fewer, a scan is not worth it.
 const MIN_PURGE_LEN: usize = 16;
 
 /// A handle to an open response body.

@@ -123,7 +123,9 @@ fn a_session_has_an_entry_while_it_has_calls() {
     let key = key("s", 1);
     for _ in 0..2 {
         assert!(!has_entry(&registry, "s"));
-        assert!(registry.find(&key).is_none() && registry.find_unaccepted_too(&key).is_none());
+        assert!(
+            registry.find(&key).is_none() && registry.find_including_unaccepted(&key).is_none()
+        );
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
         assert_eq!((has_entry(&registry, "s"), registry.len()), (true, 1));
@@ -174,7 +176,7 @@ fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found(
     registry.sessions.pretend_collision("victim", "colliding");
 
     let (second, other) = accepted(&registry, &colliding);
-    assert!(registry.find_unaccepted_too(&colliding).is_none());
+    assert!(registry.find_including_unaccepted(&colliding).is_none());
     assert!(registry.begin_close(&colliding.session).is_empty());
     other.with(|session| session.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
     let matched = registry.match_event(&colliding.session, b"0/0");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Delivered calls may use a quarter of all bytes, because few of them are ever resumed.
+/// Delivered calls may use the total divided by this, because few of them are ever resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
 /// Counters that all sessions share. They are atomic, because each session updates them under its own lock.
@@ -104,13 +104,13 @@ impl Totals {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Counts a detached call. Returns `false` if that would exceed the limit.
+    /// Adds a detached call. Returns `false` if that would exceed the limit.
     pub(super) fn try_add_detached(&self) -> bool {
         let max = self.max(Limit::Detached);
-        let one_more = |detached| (detached < max).then_some(detached + 1);
+        let increment = |detached| (detached < max).then_some(detached + 1);
         let added = self
             .detached
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment);
         added.is_ok()
     }
 
@@ -134,9 +134,10 @@ impl Totals {
             .sum()
     }
 
-    /// Counts a retained call's bytes. Returns `false` if its session would have too many.
+    /// Adds a retained call's bytes. Returns `false` if its session would then have too many.
     ///
-    /// The session, whose retained calls already have `session_bytes`, may not have more bytes than remain for all others.
+    /// The session's retained calls already have `session_bytes`. With this call, the session must not have more bytes than remain for all
+    /// others.
     pub(super) fn try_add_bytes(
         &self,
         delivery: DeliveryState,
@@ -154,7 +155,7 @@ impl Totals {
         added.is_ok()
     }
 
-    /// Returns `true` if a call could be counted once its session's `session_bytes` have been freed.
+    /// Returns `true` if a call would fit once its session's `session_bytes` have been freed.
     pub(super) fn could_add_bytes(
         &self,
         delivery: DeliveryState,

@@ -10,21 +10,21 @@ use tokio::time::Instant;
 
 use super::lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness};
 
-/// Lateness beyond which a runtime counts as stalled.
+/// Lateness beyond which a runtime is considered to have stalled.
 pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// Maximum number of times a deadline is rechecked in a row.
 ///
-/// On a machine that is never on time, ending an orphan, an idle session or an unread stream then takes about a second longer.
+/// On a machine that is never on time, an orphan, an idle session or an unread stream therefore ends about a second later.
 pub(crate) const MAX_RECHECKS: u8 = 10;
 
 /// The target of a timer entry.
 pub(crate) trait OnDeadline: Send + Sync {
     /// Handles an expired deadline. Returns the next deadline, or `None` to disarm the entry.
     ///
-    /// Calls can overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) is called in the meantime.
+    /// If [`reset_earlier`](super::TimerHandle::reset_earlier) is called in the meantime, two calls to this method can overlap.
     ///
-    /// A target with several deadlines takes each one's lateness from `lateness`. If it only handles some of them, it resets its handle
+    /// A target with several deadlines gets each one's lateness from `lateness`. If it only handles some of them, it must reset its handle
     /// to the earliest of the others.
     fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
@@ -36,7 +36,7 @@ pub(crate) enum Rearm {
     At(Instant),
     /// [`RECHECK_DELAY`] later, because the timer was [delayed](Timeliness::Delayed).
     ///
-    /// Used if the deadline seems to have passed, at most [`MAX_RECHECKS`] times in a row.
+    /// Used if the deadline seems to have passed, but is to be checked again, at most [`MAX_RECHECKS`] times in a row.
     Soon,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct EntryId(u64);
 
 /// All entries, ordered by deadline.
 ///
-/// A `Weak` keeps its target's allocation, so an entry is removed along with its [`TimerHandle`](super::TimerHandle).
+/// A `Weak` keeps its target's memory allocated, so an entry is removed along with its [`TimerHandle`](super::TimerHandle).
 #[derive(Default)]
 pub(super) struct TimerEntries {
     due: BTreeSet<(Instant, EntryId)>,
@@ -147,7 +147,7 @@ impl TimerEntries {
 
     /// Sets an entry's next deadline.
     ///
-    /// If an earlier deadline has been set in the meantime, it is kept. Does nothing if the handle has been dropped.
+    /// An earlier deadline that has been set in the meantime is kept. Does nothing if the handle has been dropped.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;
@@ -200,7 +200,7 @@ impl ExpiredEntry {
         let timeliness = match lateness.lateness(self.deadline) {
             late if late > STALL_THRESHOLD => Timeliness::Late,
             _ if lateness.was_stalled(self.deadline) => Timeliness::Late,
-            // After `MAX_RECHECKS`, a machine that is never on time counts as on time.
+            // After `MAX_RECHECKS`, treat a machine that is never on time as if it were.
             late if late > RECHECK_TOLERANCE && self.rechecks < MAX_RECHECKS => Timeliness::Delayed,
             _ => Timeliness::OnTime,
         };

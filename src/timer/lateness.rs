@@ -1,11 +1,11 @@
-//! Lateness: how long after a deadline the timer task could first have handled it.
+//! Measures lateness: how long after a deadline the timer could first have handled it.
 //!
-//! The timer task yields between turns, so under load, a deadline may be handled late even though the runtime never stalled. This is
-//! why lateness is only measured up to the first turn that could have handled the deadline.
+//! The timer task yields between turns, so under load it may handle a deadline late even though the runtime never stalled. Lateness is
+//! therefore only measured up to the first turn in which the deadline could have been handled.
 //!
-//! A deadline that passes during a backlog is at most [`RECHECK_TOLERANCE`] late, unless the gap between the turns around it was
-//! longer. Without such a gap, its lateness becomes zero once the runtime has polled other tasks for [`RECHECK_DELAY`], because by
-//! then, every request that arrived in time has been read.
+//! A deadline that passes during a backlog counts as at most [`RECHECK_TOLERANCE`] late, unless the turns before and after it were further
+//! apart than that. If they were not, its lateness drops to zero once the runtime has polled other tasks for [`RECHECK_DELAY`], because by
+//! then the runtime has read every request that arrived in time.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// Delay before a deadline that was handled late is checked again.
 ///
-/// Within that time, a runtime reads the requests that have been waiting.
+/// This is long enough for a runtime to read the requests that have been waiting.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum lateness at which a deadline still counts as on time.
@@ -86,7 +86,7 @@ impl LatenessTracker {
         self.record_polled();
     }
 
-    /// Records that the runtime has polled other tasks since the last turn. A gap beyond the tolerance is a stall and does not count.
+    /// Records that the runtime has polled other tasks since the last turn. A gap beyond the tolerance is a stall, and is ignored.
     fn record_polled(&mut self) {
         let (since, polled) = &mut self.polled;
         if self.last_gap.length() <= RECHECK_TOLERANCE {

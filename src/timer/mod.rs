@@ -1,19 +1,19 @@
-//! Calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
+//! Calls each target ([`OnDeadline`]) at its deadline, and runs background tasks.
 //!
-//! It runs on every runtime that serves requests. `Drop` code can run anywhere, for example on a thread without a runtime, or while a
-//! runtime is shutting down. A process can have several runtimes, such as one per core, and any of them can stall, because its thread
-//! is busy or no thread drives it any more. This is why no work depends on a single runtime.
+//! The timer runs on every runtime that serves requests, so that no work depends on a single one. A process can have several runtimes, such
+//! as one per core, and any of them can stall, because its thread is busy or no thread drives it any more. In addition, `Drop` code can run
+//! anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
-//! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others run
-//!    [`FAILOVER_DELAY`] later, and a task that finds an overdue deadline becomes the leader. A runtime on which the earliest deadline
-//!    is set must be alive, so its task becomes the leader.
+//! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
+//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. So does the task of a runtime on which the
+//!    earliest deadline is set, because that runtime must be alive.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
 //!    runtime takes the task over (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
-//! 4. Expired entries are handled in turns of [`POLL_BUDGET`], between which the timer task yields. [`lateness`] defines what counts as
-//!    late in that case.
-//! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called. If a target
-//!    panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
+//! 4. Expired entries are handled in turns of [`POLL_BUDGET`], and the timer task yields after each turn. [`lateness`] defines which
+//!    deadlines count as late in that case.
+//! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out only just before its target is called, so if a
+//!    target panics, the turn continues with the next entry, and if one blocks, another timer task handles the other entries.
 
 use std::{
     ops::ControlFlow,
@@ -54,10 +54,10 @@ pub(crate) use self::{
 
 /// How long a timer task handles expired entries before it yields.
 ///
-/// The target that exceeds this time is the last of its turn.
+/// The turn ends with the target that exceeds this time.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
 
-/// Maximum number of targets that are called in one turn. It bounds a turn while the clock is paused.
+/// Maximum number of targets called in one turn. While the clock is paused, this is what bounds a turn.
 const MAX_PER_POLL: usize = 64;
 
 /// Holds an entry for each [`TimerHandle`], and the tasks that are waiting for a runtime.
@@ -119,7 +119,7 @@ impl Timer {
 
     /// Runs a task on the current runtime, or on another one if the current one does not poll it.
     ///
-    /// The task is dropped if no runtime is left, or if too many runtimes end while they have it.
+    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over end.
     pub(crate) fn spawn(
         &self,
         migration: Migration,
@@ -252,7 +252,7 @@ impl TimerTask {
         let mut can_sleep = true;
         loop {
             let shared = self.shared.clone();
-            // Registered before the entries are read, so that no wake-up is lost.
+            // Register before the entries are read, so that no wake-up is lost.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
             let flow = timer.upgrade().map(|timer| self.run_once(&timer));
@@ -260,7 +260,7 @@ impl TimerTask {
                 return;
             };
             if self.backlog.is_some() {
-                // Lets other tasks be polled before the next turn.
+                // Let other tasks be polled before the next turn.
                 yield_now().await;
                 continue;
             }
@@ -272,7 +272,7 @@ impl TimerTask {
                     select(woken, pin!(sleep)).await;
                 }
                 Some(None) => {
-                    // The other runtimes handle all deadlines.
+                    // From now on, the other runtimes handle all deadlines.
                     can_sleep = false;
                     self.shared.state().disable_sleep(self.runtime);
                     self.shared.wake.notify_waiters();

@@ -4,7 +4,7 @@
 //! task runs twice. If its runtime never polls the runner, another runtime takes the task.
 //!
 //! When a runner is dropped, it releases its task to the timer tasks of other runtimes, but at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so that runtimes that end one after another cannot pass a task on
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. Otherwise, runtimes that end one after another could pass a task on
 //! forever.
 
 use std::{collections::BTreeMap, pin::Pin};

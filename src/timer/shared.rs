@@ -10,9 +10,9 @@ use tokio::{runtime::Id, sync::Notify};
 use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// Delay after which another runtime takes over work that a runtime has not done.
+/// How long a runtime has to do its work before another one takes it over.
 ///
-/// A thread that is not blocked polls each of its tasks sooner than that.
+/// A thread that is not blocked polls each of its tasks sooner than this.
 pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub(super) struct Runtimes {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RuntimeEntry {
     pub(super) runtime: Id,
-    /// `false` once the runtime turns out to have been built without `enable_time`.
+    /// Whether the runtime can sleep. It cannot if it was built without `enable_time`, which only turns out when it tries to.
     pub(super) can_sleep: bool,
 }
 

@@ -36,7 +36,7 @@ enum Stage {
 // === impl TaskRunner ===
 
 impl TaskRunner {
-    /// Runs a task on the current runtime, or on another one. Drops the task if there is none.
+    /// Runs a task on the current runtime, or on another one. Drops the task if there is no runtime.
     pub(super) fn start(shared: &Arc<TimerShared>, task: PendingTask) {
         let current = Handle::try_current().ok();
         let now = Instant::now();
@@ -65,7 +65,7 @@ impl TaskRunner {
         }
     }
 
-    /// Runs other runtimes' tasks on the current one. Returns `false` if the current one is shutting down.
+    /// Runs other runtimes' tasks on the current one. Returns `false` if it is shutting down.
     pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
         let mut is_running = true;
         for (id, task) in tasks {

@@ -1,4 +1,4 @@
-//! What a gateway between the layer and its server can report about an answer.
+//! Lets a gateway between the layer and its server report what has become of an answer.
 
 use super::CallToken;
 
@@ -7,12 +7,12 @@ use super::CallToken;
 impl CallToken {
     /// Marks the call as answered.
     ///
-    /// For a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer to a
-    /// client that resumes. It calls this as soon as it has the answer.
+    /// This is for a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer
+    /// to a client that resumes. Call it as soon as the gateway has the answer.
     ///
     /// The call ends as completed: its grace period and its pending resumes end, no cancellation is injected, the token does not fire, and
-    /// clean-ups are dropped. A later resume is passed through unchanged, and the gateway decides what its client receives. An earlier
-    /// cancellation still stands, even if the token has yet to fire.
+    /// its clean-ups are dropped. A later resume is passed through unchanged, so that the gateway decides what the client receives. A call
+    /// that has already been cancelled stays cancelled, even if its token has yet to fire.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -56,20 +56,20 @@ impl CallToken {
     ///
     /// - If the layer has not parsed the request body yet, the call is never in flight. It is reported as started and completed once the
     ///   body has been parsed.
-    /// - If the request has no call, the token no longer fires, and nothing else changes. This applies to plain routes, `initialize`,
+    /// - If the request has no call, its token can no longer fire, and nothing else changes. This applies to plain routes, `initialize`,
     ///   notifications, resumes and bodies that cannot be parsed.
     /// - If the call has already ended, nothing changes. An answer that a session manager has already observed stays retained.
     pub fn answered(&self) {
         self.0.on_answered_externally();
     }
 
-    /// Marks the call's answer as lost: no client can get it, now or later.
+    /// Marks the call's answer as lost: no client can receive it, now or later.
     ///
-    /// For a gateway whose connection to its server has been cut. It calls this before sending an error in place of the answer.
+    /// This is for a gateway that has lost its connection to the server. Call it before the gateway sends an error in place of the answer.
     ///
     /// The call is cancelled as if its client had disconnected and could not resume, with the reason
-    /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected gets only what the gateway sends. If no
-    /// disconnect cancels the call, or if it has already ended, nothing changes.
+    /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected receives only what the gateway sends.
+    /// Nothing changes if the call has already ended, or is one that no disconnect cancels.
     ///
     /// ```
     /// use std::convert::Infallible;

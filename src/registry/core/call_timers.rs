@@ -12,7 +12,7 @@ use crate::{
 
 /// Maximum time a pending resume keeps a call running past the end of its grace period.
 ///
-/// An inner service answers a GET much sooner, and it does no harm if an orphan runs for another 5 s.
+/// An inner service answers a GET much sooner, and it does no harm if an orphan runs for this much longer.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
 /// Maximum lateness at which an expired grace period is acted on at once. tokio's timers round up to 1 ms.
@@ -20,7 +20,7 @@ pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
 /// Maximum number of empty resumes in a row that renew the grace period.
 ///
-/// A resume is empty if it brought no event or was turned away. For a client that polls every 3 s, this amounts to a minute.
+/// A resume is empty if it brought no event or was turned away. A client that polls every 3 s reaches this limit after a minute.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 
 /// The state of a detached call.
@@ -45,15 +45,16 @@ pub(super) struct CallTimers {
     pub(super) due: Option<Instant>,
     /// `None` while the call is attached.
     pub(super) detached: Option<Detached>,
-    /// The resumes whose streams are open.
+    /// The resumed streams that are open.
     pub(super) resumed: Vec<Generation>,
     /// Number of resumes that have been received but not answered yet.
     pending_resumes: u32,
-    /// Number of tasks that are reading one of its streams in the background, to observe its end.
+    /// Number of tasks reading one of the call's streams in the background, to observe its end.
     background_readers: u32,
     /// Number of resumes in a row that brought no event, or were turned away.
     empty_resumes: u32,
-    /// Whether the client may have resumed unobserved. If so, losing a stream does not cancel the call, and no other call supersedes it.
+    /// Whether the client may have resumed unobserved. If so, the call is not cancelled when it loses a stream, and no other call
+    /// supersedes it.
     pub(super) is_maybe_resumed: bool,
     /// Number of times the grace period has expired.
     expiry_count: u32,
@@ -70,16 +71,16 @@ pub(super) struct Detached {
     /// unobserved.
     pub(super) resume_window: Duration,
     /// Whether the grace period has been extended because of a stall.
-    was_postponed: bool,
-    /// The time before which the grace period is not acted on. Set after a late expiry or a confirmation.
+    was_extended: bool,
+    /// When an expiry is checked again, because it was late or has just been confirmed. It is not acted on before then.
     recheck_at: Option<Instant>,
     /// Number of times an expiry has been checked again.
     rechecks: u8,
-    /// Whether the grace period has expired, so that the call must be cancelled.
+    /// Whether the grace period has expired, so that the call must be cancelled or the cancellation confirmed.
     pub(super) is_expired: bool,
     /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
-    /// When the call is removed because no task observes its end. `None` while its end is observed.
+    /// When the call is removed, because no task observes its end. `None` while one does.
     unobserved_until: Option<Instant>,
     /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace period.
     resumes_ended_at: Option<Instant>,
@@ -148,7 +149,7 @@ impl CallTimers {
             detachment,
             state,
             resume_window,
-            was_postponed: false,
+            was_extended: false,
             recheck_at: None,
             rechecks: 0,
             is_expired: false,
@@ -167,7 +168,7 @@ impl CallTimers {
         }
     }
 
-    /// Returns the token of the current expiry.
+    /// Returns the token for the current expiry.
     ///
     /// Returns `None` if the grace period has not expired, or if the expiry has been invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
@@ -192,14 +193,14 @@ impl CallTimers {
             && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
         {
             *deadline = until;
-            detached.was_postponed = false;
+            detached.was_extended = false;
             detached.recheck_at = None;
             detached.rechecks = 0;
             self.last_grace_deadline = Some(until);
         }
     }
 
-    /// Confirms that the call may be cancelled. The timer is checked once more, in case the runtime was stalled during the confirmation.
+    /// Confirms that the call may be cancelled. The timer is checked once more, in case the runtime has stalled during the confirmation.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.invalidate_expiry();
         if let Some(detached) = &mut self.detached {
@@ -225,12 +226,12 @@ impl CallTimers {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
-                    // A deadline that passed during a pending resume is not late, because it could not be acted on at that point.
+                    // A deadline that passed while a resume was pending is not late, because it could not be acted on at that point.
                     detached.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before the call's own deadline, at which an unobserved call can still be cancelled.
+            // Wait for the call's own deadline, at which an unobserved call can still be cancelled.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => detached
                 .unobserved_until
@@ -244,8 +245,8 @@ impl CallTimers {
 
     /// Adds a pending resume. While any is pending, the grace period expires [`MAX_RESUME_WAIT`] later.
     ///
-    /// A resume may be the first to find the grace period expired late (invariant 7). The lateness has to be checked now, because it can no
-    /// longer be determined once the resume has ended.
+    /// A resume may be the first to find the grace period expired late (invariant 7), so the lateness is checked now. Once the resume has
+    /// ended, it can no longer be determined.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -332,12 +333,12 @@ impl CallTimers {
 
     /// Decides what to do with a call whose deadline was `at`.
     ///
-    /// `late` is how long after `at` the timer ran, and `is_stalled` whether a runtime is known to have been stalled.
+    /// `lateness` is how long after `at` the timer ran, and `is_stalled` whether a runtime is known to have been stalled.
     pub(super) fn check(
         &mut self,
         now: Instant,
         at: Instant,
-        late: Duration,
+        lateness: Duration,
         is_stalled: bool,
     ) -> ExpiryDecision {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
@@ -345,7 +346,7 @@ impl CallTimers {
         }
         match self.detached.map(|detached| detached.state) {
             Some(DetachedState::GraceUntil { .. })
-                if self.postpone_if_late(now, at, late, is_stalled) =>
+                if self.postpone_if_late(now, at, lateness, is_stalled) =>
             {
                 ExpiryDecision::Postponed
             }
@@ -369,7 +370,7 @@ impl CallTimers {
         &mut self,
         now: Instant,
         at: Instant,
-        late: Duration,
+        lateness: Duration,
         is_stalled: bool,
     ) -> bool {
         let Some(detached) = &mut self.detached else {
@@ -383,13 +384,13 @@ impl CallTimers {
         } else {
             TIMER_RESOLUTION
         };
-        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !detached.was_postponed {
-            detached.was_postponed = true;
+        let deadline = if (is_stalled || lateness > STALL_THRESHOLD) && !detached.was_extended {
+            detached.was_extended = true;
             // A confirmation from before the stall may no longer be valid.
             detached.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline
-        } else if (is_stalled || late > tolerated) && detached.rechecks < MAX_RECHECKS {
+        } else if (is_stalled || lateness > tolerated) && detached.rechecks < MAX_RECHECKS {
             detached.rechecks += 1;
             *detached.recheck_at.insert(now + RECHECK_DELAY)
         } else {

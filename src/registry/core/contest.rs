@@ -1,4 +1,4 @@
-//! Untracked requests that have the same id as an in-flight call.
+//! Untracked requests with the same id as an in-flight call.
 
 use super::{SessionState, entry::CallKey};
 use crate::call::{CallId, RequestId, Scope};

@@ -1,4 +1,4 @@
-//! Ending calls and sessions.
+//! Ends calls and sessions.
 
 use super::{
     SessionState,
@@ -72,7 +72,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Ends a call like [`finish`](Self::finish). Returns `None` if its expiry no longer holds.
     ///
-    /// The lock is released between the timer check and this method, so in the meantime the client may have resumed or started to resume
+    /// The lock is released between the timer check and this method, so the client may have resumed, or started to resume, in the meantime
     /// (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, completion: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.detached()?.is_expired;
@@ -95,7 +95,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Starts closing a session. Returns its accepted calls and removes its retained ones.
     ///
-    /// Also removes the accepted calls' event ids, because a session that is opened again numbers its streams anew.
+    /// The accepted calls' event ids are removed as well, because a session that is opened again restarts the numbering of its streams.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

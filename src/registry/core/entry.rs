@@ -19,9 +19,9 @@ pub(crate) struct Entry<T> {
     pub(super) event_ids: EventIds,
     /// The generation of the latest stream.
     newest_stream: Generation,
-    /// Whether the stream of the POST is open.
+    /// Whether the POST's stream is open.
     has_post_stream: bool,
-    /// Boxed, because most calls have no deadline and end attached.
+    /// Boxed, because most calls have no deadline and are never detached.
     pub(super) timers: Option<Box<CallTimers>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct CallKey {
 pub(crate) struct Finished {
     /// Whether a cancellation may be sent to the server under the call's JSON-RPC id (invariant 2).
     pub(crate) may_cancel_server: bool,
-    /// The call's detachment. `None` if it was attached.
+    /// The call's detachment, or `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
     /// Whether any answers have been [evicted](super::SessionState::take_evicted).
     pub(crate) has_evicted: bool,
@@ -132,12 +132,14 @@ impl<T> Entry<T> {
         self.detached().map(|detached| detached.detachment)
     }
 
-    /// Returns when the call was detached. `None` if it is attached.
+    /// Returns when the call was detached, or `None` if it is attached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// Returns when the call is cancelled unless its client resumes. `None` if it is attached or keeps running.
+    /// Returns when the call is cancelled unless its client resumes.
+    ///
+    /// Returns `None` if the call is attached or keeps running.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
         match self.detached()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),

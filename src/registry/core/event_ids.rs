@@ -1,4 +1,4 @@
-//! A call's event ids, which are what its client can resume with.
+//! A call's event ids, with which its client can resume.
 //!
 //! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Other servers' ids may look the same but mean something
 //! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream on which they were seen ([`EventIdFormat`]).
@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// Maximum number of a call's event ids that are known besides the first. They take 4 KiB per call.
+/// Maximum number of a call's event ids that are stored besides the first. They take 4 KiB per call.
 ///
-/// Only the latest ones are kept, because a resume compares its event id with every known one in its session.
+/// Only the latest ones are stored, because a resume compares its event id with every one in its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;
 
 /// The format of a server's event ids.
@@ -24,7 +24,7 @@ pub(crate) enum EventIdFormat {
 /// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct EventIds {
-    /// Nearly always the only id, so it is kept without an allocation.
+    /// Nearly always the only id, so it is stored without an allocation.
     first: Option<StreamId>,
     overflow: Option<Box<OverflowIds>>,
 }

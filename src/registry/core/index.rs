@@ -1,10 +1,11 @@
-//! The hashes for looking up sessions, requests and event ids.
+//! Hashes for looking up sessions, requests and event ids.
 //!
-//! A session id's accepted requests are in a map from keyed 64-bit hashes to `CallId`s, and the session ids themselves are in another map.
-//! A session state stores its id's hash, which is mixed into its requests' hashes. No client can choose keys that collide, and a hit is
-//! only a hint, because session ids and request ids are compared afterwards. A collision therefore finds nothing, never the wrong call.
+//! One map contains all session ids, and each session state has a map of its accepted requests. Both are keyed by 64-bit hashes. A session
+//! state stores its id's hash, which is mixed into the hashes of its requests. The hashes use secrets, so no client can choose keys that
+//! collide. A hit is only a hint: the session ids and request ids themselves are compared afterwards, so a collision finds nothing, never
+//! the wrong call.
 //!
-//! Event ids are in no map, because resumes are rare: a resume compares its event id with the ids of its session's calls.
+//! Event ids are not in a map. Resumes are rare, so a resume simply compares its event id with the ids of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -31,7 +32,7 @@ pub(super) struct EventId {
     pub(super) hash: u64,
 }
 
-/// A key's hash. It is already keyed, so maps need not hash it with a secret again.
+/// A key's hash. A secret is already mixed in, so maps need not hash it with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyHash(u64);
 
@@ -54,7 +55,7 @@ pub(crate) struct KeyHasher {
 
 /// The sessions that share a session state's id.
 ///
-/// There is one for each scope in which a call has had a key.
+/// There is one session for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,
@@ -255,8 +256,8 @@ mod tests {
     /// A collision that a client finds in one process is of no use in another.
     #[test]
     fn every_process_has_its_own_hashes() {
-        let [one, other] = [KeyHasher::default(), KeyHasher::default()];
-        assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
+        let [a, b] = [KeyHasher::default(), KeyHasher::default()];
+        assert_ne!(a.event(b"opaque"), b.event(b"opaque"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Looking up in-flight calls by request id and by event id.
+//! Looks up in-flight calls by request id and by event id.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of an in-flight call.
     Call(CallId, T),
-    /// One of these calls, or none of them.
+    /// Possibly a stream of one of these in-flight calls.
     ///
     /// Either their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
@@ -89,10 +89,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     fn match_event_in(&self, session: KeyHash, event_id: &[u8]) -> EventMatch<T, A> {
-        let is_of_session = |entry: &Entry<T>| entry.session() == Some(session);
+        let is_in_session = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.shared.hasher.event_id(event_id);
         let mut calls =
-            self.calls_where(|entry| is_of_session(entry) && entry.event_ids.contains(event));
+            self.calls_where(|entry| is_in_session(entry) && entry.event_ids.contains(event));
         if calls.len() > 1 {
             return EventMatch::Ambiguous(calls);
         }
@@ -103,7 +103,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return EventMatch::Ended(end.clone());
         }
         let incomplete =
-            self.calls_where(|entry| is_of_session(entry) && entry.event_ids.is_incomplete());
+            self.calls_where(|entry| is_in_session(entry) && entry.event_ids.is_incomplete());
         if incomplete.is_empty() {
             EventMatch::Nothing
         } else {
@@ -133,7 +133,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     /// Returns the session's call with this JSON-RPC id, whether or not it has been accepted.
-    pub(crate) fn find_unaccepted_too(
+    pub(crate) fn find_including_unaccepted(
         &self,
         scope: &Scope,
         request: &RequestId,
@@ -273,7 +273,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .then(|| detached.detachment.cause())
     }
 
-    /// Returns `true` if a client may still resume in a session.
+    /// Returns `true` if a session's client may still resume.
     ///
     /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {

@@ -12,7 +12,7 @@ use crate::call::CallId;
 impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Records the `retry` of a stream that has ended. Returns the longest one in the session so far.
     ///
-    /// Before it resumes a stream, the TypeScript SDK waits for the last `retry` of any of its session's streams.
+    /// Whichever stream it resumes, the TypeScript SDK first waits for the last `retry` that it received on any of the session's streams.
     pub(crate) fn record_retry(&mut self, retry: Option<Duration>) -> Option<Duration> {
         self.longest_retry = self.longest_retry.max(retry);
         self.longest_retry
@@ -48,8 +48,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect once it is
-    /// detached.
+    /// The client may have resumed on a stream that is not known to belong to this call. If the call is attached, this takes effect once it
+    /// is detached.
     pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;

@@ -17,8 +17,9 @@ pub(crate) struct Completion<A> {
     pub(crate) outcome: RetainedOutcome<A>,
     /// The answer's size in bytes.
     pub(crate) weight: usize,
+    /// When the call ended.
     pub(crate) at: Instant,
-    /// The outcome does not expire before this time. A detached call's grace period or resume window may keep it for longer.
+    /// The outcome is retained at least until this time. A detached call's grace period or resume window may extend it.
     pub(crate) until: Instant,
 }
 
@@ -28,6 +29,7 @@ pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
     pub(super) session: KeyHash,
     pub(super) event_ids: EventIds,
+    /// Whether the call was attached when it ended.
     pub(super) had_client: bool,
     pub(super) completion: Completion<A>,
 }
@@ -109,7 +111,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of any string chosen by the client: the request id of a cancelled call.
+    /// Returns the length of the string that the client chose, if any: a cancelled call's request id.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

@@ -1,23 +1,23 @@
-//! Retaining ended calls for clients that resume them.
+//! Retains ended calls, so that clients can still resume them.
 //!
-//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call holds what the client then
-//! receives, which is the answer, or the error if the call was cancelled. The client may resume any number of times.
+//! A disconnected client may resume a stream whose call has ended in the meantime. It then receives what the retained call holds: the
+//! answer, or the error if the call was cancelled. The client may resume any number of times.
 //!
-//! A session id's retained calls are in one queue, in order of completion, and expired ones are removed from its head. A retained call may
-//! therefore outlive its own deadline, because an older one may have a later deadline. Retained calls are in no map, because late clients
-//! are rare and a resume only searches its own session's calls.
+//! Each session id has one queue of retained calls, in order of completion, and expired ones are removed from its head. If an older call
+//! has a later deadline, a retained call may therefore outlive its own. Retained calls are not in a map, because late clients are rare and
+//! a resume only searches its own session's calls.
 //!
 //! # Limits
 //!
-//! 1. A session id's calls have a limit in bytes, and at most [`MAX_DELIVERED`] of them may be delivered ones. To make room for a call that
-//!    would exceed a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
-//! 2. All sessions together have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one. Of
-//!    each, a session retains at most what remains for all the others ([`Totals::try_add_bytes`]), so a few sessions cannot take all the
-//!    space.
-//! 3. No call is evicted to make room for another session id's call, no undelivered one to make room for a delivered one, and none for a
-//!    call that cannot fit anyway. A call that cannot fit is not retained.
-//! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. Their clients get what they would get without
-//!    this crate.
+//! 1. Each session id has a limit in bytes, and may retain at most [`MAX_DELIVERED`] delivered calls. If a call would exceed one of these
+//!    limits, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one.
+//!    Within each of these limits, a session retains no more bytes than remain for all the others ([`Totals::try_add_bytes`]), so a few
+//!    sessions cannot take all the space.
+//! 3. A call is never evicted to make room for another session id's call, nor an undelivered one for a delivered one, nor any for a call
+//!    that would not fit anyway. A call that cannot fit is not retained.
+//! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. When their clients resume, they receive what they
+//!    would receive without this crate.
 
 use std::{collections::VecDeque, mem, sync::Arc};
 
@@ -31,31 +31,31 @@ use super::{
 };
 use crate::call::{CallId, Outcome};
 
-/// An outcome that was evicted or not retained, although its client might still have resumed.
+/// An outcome that was evicted or not retained, although its client could still have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictedAnswer {
     pub(crate) call: CallId,
     /// The call's session id.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// The size that was counted for it.
+    /// The size counted for it.
     pub(crate) bytes: usize,
 }
 
 /// Maximum number of delivered calls per session id.
 ///
-/// A client whose connection has broken resumes its latest calls.
+/// This is enough for a client whose connection has broken, because it resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
 /// Approximate cost of a retained call in bytes, besides its answer and its strings.
 ///
-/// An entry in a long queue was measured at 230 bytes. By default, a session retains at most 2,048 calls.
+/// An entry in a long queue was measured at 230 bytes. With this overhead, a session retains at most 2,048 calls by default.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
 /// Approximate additional cost of a session's first retained call, in bytes.
 ///
-/// This is counted because the session's entry would be removed if it were not for that call. A session with nothing but one retained call
-/// was measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
+/// This is counted because the session's entry would be removed without that call. A session with nothing but one retained call was
+/// measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// A session id's retained calls. Boxed, because most session ids have none, and their states are already large.
@@ -102,8 +102,8 @@ impl<A> RetainedCalls<A> {
     /// Removes a session's retained calls.
     pub(super) fn clear(&mut self, session: KeyHash, totals: &Totals) {
         if let Some(queue) = &mut self.0 {
-            let is_of_session = |call: &RetainedCall<A>| call.session == session;
-            while let Some(index) = queue.calls.iter().position(is_of_session) {
+            let is_in_session = |call: &RetainedCall<A>| call.session == session;
+            while let Some(index) = queue.calls.iter().position(is_in_session) {
                 queue.remove(index, totals);
             }
         }

@@ -1104,7 +1104,7 @@ fn calls_without_a_session_have_no_keys() {
     assert_eq!(session.match_event(&here(), b"0/0"), EventMatch::Nothing);
     assert!(
         session
-            .find_unaccepted_too(&here(), &RequestId::Number(7))
+            .find_including_unaccepted(&here(), &RequestId::Number(7))
             .is_none()
     );
     for id in ids {
@@ -1123,7 +1123,7 @@ fn a_rekeyed_call_keeps_everything_but_its_keys() {
     session.record_event_id(id, b"0/0", EventIdFormat::Any);
     assert!(
         session
-            .find_unaccepted_too(&here(), &RequestId::Number(7))
+            .find_including_unaccepted(&here(), &RequestId::Number(7))
             .is_none()
     );
     detach(&mut session, id, now);
@@ -1140,7 +1140,7 @@ fn a_rekeyed_call_keeps_everything_but_its_keys() {
     session.rekey(id, &scope_of(1), RequestId::Number(8));
     assert!(
         session
-            .find_unaccepted_too(&here(), &RequestId::Number(7))
+            .find_including_unaccepted(&here(), &RequestId::Number(7))
             .is_none()
     );
     assert_eq!(session.match_event(&here(), b"0/1"), EventMatch::Nothing);
