@@ -259,7 +259,7 @@ fn an_epoch_that_was_taken_without_a_reply_is_not_the_next_one() {
     let unanswered = next(&sessions).unwrap();
     let taken = Ownership {
         owner: Owner {
-            incarnation: sessions.me,
+            incarnation: sessions.this_instance,
             ..other()
         },
         epoch: unanswered.sessions[0].renewed.unwrap(),

@@ -16,13 +16,13 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum number of sessions in one batch, which also ends at [`MAX_BATCH_BYTES`].
+/// Maximum number of sessions in one batch. A batch is also complete once it has [`MAX_BATCH_BYTES`].
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// Age at which a written session is written again.
+/// How long after it was last written a session is written again.
 ///
-/// A record that the backend has evicted is therefore missing for at most 70 s.
+/// If the backend evicts a record, it is therefore missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
@@ -128,7 +128,7 @@ impl Sessions {
             .filter(|deleted| !deleted.is_in_flight);
         let taken = waiting.take(MAX_BATCH).map(|deleted| {
             deleted.is_in_flight = true;
-            let (by, epoch) = (self.me, deleted.epoch);
+            let (by, epoch) = (self.this_instance, deleted.epoch);
             (deleted.session, Tombstone { by, epoch })
         });
         taken.collect()
