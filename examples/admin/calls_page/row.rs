@@ -1,4 +1,4 @@
-//! A call as it is shown on the page and sent as JSON.
+//! A call as shown on the page and sent as JSON.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters shown of a name. Clients can choose names of any length.
+/// Maximum number of characters of a name to show, because clients can choose names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
 /// A call, with all times in milliseconds, and `null` for absent values.
 ///
-/// Names and hashes are the same as in the layer's log, so that the two can be joined.
+/// The fields' names and the hashes are the same as in the layer's log, so that the two can be joined.
 #[derive(Serialize)]
 pub(super) struct Row {
     #[serde(rename = "call")]
