@@ -11,7 +11,7 @@
 //!    read the answer, so that is stored too. Once the client's connection has taken an answer, only an instance that is shutting down
 //!    stores it, because its memory is about to be lost.
 //! 4. Request ids are reused, so an answer is stored under its session's generation and its call's number instead.
-//! 5. At most [`MAX_PENDING`] calls are pending, which is the library's default limit for calls without a client. The answers to any
+//! 5. At most [`MAX_PENDING`] calls can be pending, which is the library's default limit for calls without a client. The answers to any
 //!    further calls are held only in this instance's memory.
 //! 6. The answer to an ended call is put in the [`queue`] and stays there even after its session has closed. From there, the [`writer`]
 //!    writes it to the directory, and writes it again if the directory has lost data.
@@ -69,7 +69,9 @@ pub(crate) struct DetachedCall {
 
 /// Provides the answers to ended calls. Implemented by the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// Returns the answer for a client that resumes from `event`, or `None` if the manager does not have it.
+    /// Returns the answer for a client that resumes from `event`.
+    ///
+    /// Returns `None` if the session manager does not have it.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
@@ -83,7 +85,7 @@ pub(crate) struct Answers {
     pending_count: AtomicUsize,
     /// The number that the next call will get.
     next: AtomicU64,
-    /// Whether to store even answers that clients have read, because the instance is shutting down.
+    /// Whether to store even answers that clients have read. Set once the instance is shutting down.
     retains_all: AtomicBool,
 }
 
@@ -208,7 +210,7 @@ impl Answers {
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Queues the answers to pending calls that have ended but have not been reported as ended yet.
+    /// Queues the answers to pending calls whose end has not been reported yet.
     ///
     /// Calls that are still in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {

@@ -138,7 +138,7 @@ impl Cluster {
         manager
     }
 
-    /// Makes a layer cancel an orphaned call only if its client provably hasn't resumed elsewhere.
+    /// Makes a layer cancel an orphaned call only if its client cannot have resumed elsewhere.
     ///
     /// This applies to the layer's calls that belong to a session, and replaces its own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
@@ -284,7 +284,7 @@ impl Cluster {
         &self.shared.answers
     }
 
-    /// Returns the number of calls whose answers will have to be kept.
+    /// Returns the number of calls whose answers will have to be stored.
     pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.pending_count()
     }

@@ -98,7 +98,7 @@ pin_project! {
     }
 }
 
-/// Tracks what a stream has sent, in case it is dropped before the client has read the answer.
+/// Tracks what a stream has sent, in case it is dropped before the answer has been read.
 struct TrackedStream {
     recorder: Arc<AnswerRecorder>,
     /// The session's generation.
@@ -110,7 +110,7 @@ struct TrackedStream {
     event: String,
     is_answered: bool,
     has_ended: bool,
-    /// Keeps the call in flight in its session's gate while one of its streams is open.
+    /// Keeps the call in flight in its session's gate while the stream is open.
     _guard: Option<InFlightGuard>,
 }
 

@@ -163,7 +163,7 @@ mod tests {
             for id in ids {
                 sessions
                     .relinquished
-                    .until_closed(SessionHash::of(id))
+                    .wait_until_closed(SessionHash::of(id))
                     .await;
             }
         };

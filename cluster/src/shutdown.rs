@@ -82,7 +82,7 @@ pub(crate) struct Shutdown {
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
     answers: Arc<Answers>,
-    /// The calls of all layers.
+    /// All layers' calls.
     calls: Mutex<Vec<Calls>>,
     /// The POSTs that this instance is relaying. This gate is never closed.
     relays: Arc<DrainGate>,
@@ -167,9 +167,9 @@ impl Shutdown {
     }
 
     /// Waits until a session is idle or not local, or its gate is closed.
-    pub(crate) async fn until_idle(&self, id: &str) {
+    pub(crate) async fn wait_until_idle(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
-            gate.until_idle(|| self.is_idle(id)).await;
+            gate.wait_until_idle(|| self.is_idle(id)).await;
         }
     }
 
@@ -193,7 +193,7 @@ impl Shutdown {
         self.answers.flush(Some(deadline)).await || self.has_stopped()
     }
 
-    /// Relinquishes a session if none of its requests and calls is in flight.
+    /// Relinquishes a session if it has no requests or calls in flight.
     pub(crate) fn try_transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id)
             && gate.close_if_idle(|| self.is_idle(id))
@@ -215,14 +215,14 @@ impl Shutdown {
 
     /// Returns `true` if a session has no call in flight and no pending restore.
     ///
-    /// The requests in its gate are ignored.
+    /// This ignores the requests in its gate.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
             && !self.pending_restores.contains(SessionHash::of(id))
     }
 
-    /// Starts the shutdown. From now on, every answer is kept.
+    /// Starts the shutdown. From now on, every answer is stored.
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
         self.answers.retain_all();
         self.has_started.store(true, Ordering::Release);
@@ -295,9 +295,9 @@ impl ShutdownGuard<'_> {
         }
         let gates = self.0.open_gates();
         for (id, gate) in &gates {
-            gate.until_idle(|| self.0.is_idle(id)).await;
+            gate.wait_until_idle(|| self.0.is_idle(id)).await;
         }
-        self.0.relays.until_idle(|| true).await;
+        self.0.relays.wait_until_idle(|| true).await;
         for (id, gate) in &gates {
             gate.close_if_idle(|| self.0.is_idle(id));
         }
@@ -324,7 +324,7 @@ impl ShutdownGuard<'_> {
         let min_until = Instant::now() + FLUSH_TIMEOUT;
         let until = deadline.map(|deadline| deadline.max(min_until));
         self.0.answers.flush(until).await;
-        let deleted = self.0.sessions.until_all_removed();
+        let deleted = self.0.sessions.wait_until_all_removed();
         match until {
             Some(until) => drop(timeout_at(until, deleted).await),
             None => deleted.await,

@@ -51,7 +51,7 @@ fn bare_sessions() -> LocalSessionManager {
     sessions
 }
 
-/// Returns a configuration with a short reconnect delay, because no grace period is ever shorter than that delay.
+/// Returns a configuration with a short reconnect delay. No grace period is shorter than that delay.
 fn session_config() -> SessionConfig {
     let mut config = SessionConfig::default();
     config.sse_retry = Some(RETRY);

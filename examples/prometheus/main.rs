@@ -1,4 +1,4 @@
-//! A server that exports metrics for Prometheus and for the Grafana dashboard next to this file.
+//! A server that exports metrics for Prometheus and the Grafana dashboard next to this file.
 //!
 //! ```sh
 //! cargo run --features metrics --example prometheus

@@ -21,7 +21,7 @@ pub(crate) const CALL_ID: u32 = 7;
 /// How late a cancellation may be, to allow for a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long a client waits before it resumes, counted from its disconnect or from the tool's end.
+/// How long after its disconnect, or after the tool has ended, a client waits to resume.
 const RESUME_DELAY: Duration = Duration::from_secs(1);
 
 /// How long a client may take in total.

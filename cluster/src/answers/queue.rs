@@ -11,7 +11,6 @@
 //!    Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
 //! 4. After a failure, the queue pauses for [`RETRY_DELAY`].
 //! 5. A written answer stays in memory so that it can be written again if the directory loses data ([`AnswerQueue::write_again`]).
-//!
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
@@ -43,7 +42,7 @@ pub(super) const OVERHEAD: usize = 256;
 /// An instance that is shutting down may have 64 MiB to write, which then takes 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
-/// Maximum number of operations in flight. They are serialized on one connection.
+/// Maximum number of operations in flight. They are sent over one connection, one after the other.
 pub(super) const MAX_IN_FLIGHT: usize = 256;
 
 /// How long to wait after a failure before trying the directory again.
@@ -109,7 +108,7 @@ pub(super) struct Operation {
     pub(super) key: AnswerKey,
     /// The answer to write, or `None` to remove the one in the directory.
     pub(super) text: Option<Bytes>,
-    /// How much longer the answer is kept.
+    /// How much longer the directory should keep the answer.
     pub(super) ttl: Duration,
     place: Place,
     /// The value of `losses` when the operation started.
@@ -130,7 +129,7 @@ enum State {
     /// No write has started.
     New,
     InFlight,
-    /// A write failed but may still have been executed, or the directory may have lost the written answer.
+    /// A write failed but may have been executed, or the directory may have lost the answer.
     Failed,
     Written,
 }

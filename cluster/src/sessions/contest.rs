@@ -107,11 +107,11 @@ impl Sessions {
     /// Waits until a session becomes contested.
     ///
     /// Returns immediately if one has become contested since this last returned.
-    pub(crate) async fn until_contested(&self) {
+    pub(crate) async fn wait_until_contested(&self) {
         self.contest.notified().await;
     }
 
-    /// Returns `true` if no other instance contests a session or has claimed it since `lapse`.
+    /// Returns `true` if no other instance contests a session or can have claimed it since `lapse`.
     ///
     /// A session that is not local needs no verification.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {

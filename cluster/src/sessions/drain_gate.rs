@@ -81,7 +81,7 @@ impl DrainGate {
     }
 
     /// Waits until the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
-    pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
+    pub(crate) async fn wait_until_idle(&self, is_idle: impl Fn() -> bool) {
         let is_done = || {
             let before = *self.state();
             before.is_closed || before.in_flight == 0 && is_idle()

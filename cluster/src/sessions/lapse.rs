@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub(crate) struct Lapse {
     /// A session is verified once it has been confirmed at or after this time.
     pub(crate) since: Instant,
-    /// Whether this process stalled, in which case a mere write does not verify a session, and only a new epoch does.
+    /// Whether this process stalled. In that case, only a new epoch verifies a session. A mere write does not.
     pub(crate) by_stall: bool,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct LocalSession {
     pub(super) epoch: Epoch,
     /// Another owner's record in the directory, if there is one with a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// Set while the session has to be written again before the directory counts as consistent.
+    /// Set while the session has to be written again before the directory is considered consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. The session is not written until they are known.
     pub(super) params: Option<Arc<[u8]>>,

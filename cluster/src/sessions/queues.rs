@@ -67,7 +67,7 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// Records that a session's tombstone has been written, which completes all its queued deletions.
+    /// Records that a session's tombstone has been written. This completes its queued deletions.
     ///
     /// Does nothing if none is queued.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {

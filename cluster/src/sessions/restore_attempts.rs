@@ -1,4 +1,4 @@
-//! Counts this instance's attempts to restore each session, so that it does not retry forever.
+//! Counts this instance's attempts to restore each session, so as not to retry forever.
 //!
 //! 1. An attempt is counted as soon as its session's parameters have been loaded. After three failures, the session is considered
 //!    unrestorable.
@@ -72,7 +72,7 @@ impl RestoreAttempts {
         });
     }
 
-    /// Begins to load a session's parameters. The attempt has not been counted yet.
+    /// Begins to load a session's parameters. The attempt is counted only once they are loaded.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }

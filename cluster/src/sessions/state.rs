@@ -40,13 +40,13 @@ pub(crate) struct Sessions {
     pub(super) queues: Mutex<Queues>,
     /// Number of contested sessions, nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
-    /// Number of sessions that must be written again before the directory counts as consistent.
+    /// Number of sessions that must be written again before the directory is considered consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// Notified when there may be something to write.
     pub(super) wake: Notify,
     /// Notified when something has been written.
     ///
-    /// Also notified when a condition passed to [`until`](Self::until) may have become true for another reason.
+    /// Also notified when a condition passed to [`wait_until`](Self::wait_until) may have become true for another reason.
     pub(super) written: Notify,
     /// Notified when a session has become contested.
     pub(super) contest: Notify,
@@ -325,8 +325,8 @@ impl Sessions {
     }
 
     /// Waits until the directory has a session, or the session is no longer local.
-    pub(crate) async fn until_written(&self, session: SessionHash) {
-        self.until(|| {
+    pub(crate) async fn wait_until_written(&self, session: SessionHash) {
+        self.wait_until(|| {
             self.shard(session)
                 .get(&session)
                 .is_none_or(|local| local.written.is_some())
@@ -344,19 +344,19 @@ impl Sessions {
     }
 
     /// Waits until a session has no tombstone left to be written.
-    pub(crate) async fn until_removed(&self, session: SessionHash) {
-        self.until(|| !self.is_deleted(session)).await;
+    pub(crate) async fn wait_until_removed(&self, session: SessionHash) {
+        self.wait_until(|| !self.is_deleted(session)).await;
     }
 
     /// Waits until the directory has the tombstones of all deleted sessions.
-    pub(crate) async fn until_all_removed(&self) {
-        self.until(|| self.queues().deleted.is_empty()).await;
+    pub(crate) async fn wait_until_all_removed(&self) {
+        self.wait_until(|| self.queues().deleted.is_empty()).await;
     }
 
     /// Waits until `condition` returns `true`.
     ///
     /// The condition is checked at once, and again after each write, restore, relinquishment and heartbeat.
-    pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
+    pub(crate) async fn wait_until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }
 
@@ -403,7 +403,7 @@ impl Sessions {
         }
     }
 
-    /// Wakes the tasks that are waiting in [`until`](Self::until).
+    /// Wakes the tasks that are waiting in [`wait_until`](Self::wait_until).
     pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }

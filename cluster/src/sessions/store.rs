@@ -1,4 +1,4 @@
-//! rmcp's session store, which keeps the data needed to restore a session in the directory.
+//! rmcp's session store, which uses the directory to keep what is needed to restore a session.
 //!
 //! 1. A new session that has not been written to the directory within [`OPEN_TIMEOUT`] is not started ([`Sessions::admit_new_session`]). An
 //!    ended session's tombstone is written as soon as the directory answers.
@@ -30,7 +30,7 @@ const MAX_PARAMS: usize = 64 * 1024;
 /// This is long enough for two attempts of [`DIRECTORY_TIMEOUT`] each.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps the data needed to restore a session in the directory.
+/// Keeps, in the directory, what is needed to restore a session.
 #[derive(Debug)]
 pub(crate) struct ClusterStore {
     this_instance: Incarnation,
@@ -98,7 +98,9 @@ impl SessionStore for ClusterStore {
             params.clear();
         }
         self.sessions.on_initialized(session_id, params.into());
-        let written = self.sessions.until_written(SessionHash::of(session_id));
+        let written = self
+            .sessions
+            .wait_until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
             tracing::debug!("the directory does not have a new session yet");
         }
@@ -107,7 +109,9 @@ impl SessionStore for ClusterStore {
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
         self.sessions.on_deleted(session_id);
-        let removed = self.sessions.until_removed(SessionHash::of(session_id));
+        let removed = self
+            .sessions
+            .wait_until_removed(SessionHash::of(session_id));
         if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
             tracing::debug!(
                 "a session has ended, and the directory does not have its tombstone yet"

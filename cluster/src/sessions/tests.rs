@@ -415,7 +415,7 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
     sessions.begin("a", params());
     let second = Duration::from_secs(1);
     let times_out = async || {
-        timeout(second, sessions.until_written(hash("a")))
+        timeout(second, sessions.wait_until_written(hash("a")))
             .await
             .is_err()
     };

@@ -1,4 +1,4 @@
-//! Writing sessions and tombstones to the directory.
+//! Queues sessions and tombstones, and selects what to write to the directory next.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum number of sessions in one batch. A batch is also complete once it has [`MAX_BATCH_BYTES`].
+/// Maximum number of sessions in one batch. A batch also ends once it reaches [`MAX_BATCH_BYTES`].
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after it was last written a session is written again.
+/// How long after its last write a session is written again.
 ///
 /// If the backend evicts a record, it is therefore missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Sessions {
     /// Waits until something may have been queued.
-    pub(crate) async fn until_work(&self) {
+    pub(crate) async fn wait_until_work(&self) {
         self.wake.notified().await;
     }
 
@@ -108,7 +108,7 @@ impl Sessions {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write, new ones before those that are written again.
+    /// Returns the next sessions to write, new ones before those to be written again.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
