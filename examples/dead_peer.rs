@@ -10,8 +10,8 @@
 //! socket. You need such a loop for HTTP/2 pings.
 //!
 //! To try it, call the tool `wait`. `examples/README.md` lists curl commands. This server has no sessions, so it needs
-//! no `initialize`. Once the call has started, drop the client's packets with `iptables -I INPUT -p tcp --dport 8766 -j
-//! DROP`. The tool is cancelled within 106 s.
+//! no `initialize`. Once the call has started, drop the client's packets with
+//! `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 

@@ -295,21 +295,23 @@ impl ClusterBuilder {
     /// # }
     /// ```
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
-        let me = Owner {
+        let this_instance = Owner {
             address: self.parse_address()?,
             incarnation: Incarnation::random(),
         };
         let secret = self.parse_secret().map_err(|_| ConnectErrorKind::Secret)?;
         let options = self.options;
         match self.backend {
-            Backend::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
+            Backend::Memory(directory) => {
+                Ok(join(this_instance, directory, self.filter, secret, options))
+            }
             Backend::Redis(address) => {
                 let directory = RedisDirectory::new(&address).map_err(ConnectErrorKind::Backend)?;
                 directory
                     .inspect()
                     .await
                     .map_err(ConnectErrorKind::Backend)?;
-                Ok(join(me, directory, self.filter, secret, options))
+                Ok(join(this_instance, directory, self.filter, secret, options))
             }
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! | file | what it contains |
 //! |---|---|
-//! | `server.rs` | the three set-ups |
+//! | `server.rs` | the three setups |
 //! | `tool.rs` | a tool that stops when it is cancelled |
 //! | `scenario.rs` | each scenario's calls, and their expected outcomes |
 //! | `../shared/disconnects.rs` | clients that disconnect, and the table |
