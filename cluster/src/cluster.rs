@@ -305,7 +305,7 @@ impl Cluster {
 
 /// The cluster's session store. Pass a clone to rmcp's service as its `session_store`.
 ///
-/// What another instance needs to restore a session is stored in the directory.
+/// It uses the directory to store what another instance needs to restore a session.
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {

@@ -43,7 +43,7 @@ const SEPARATOR: char = '~';
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
+/// The first 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
@@ -143,7 +143,7 @@ impl SessionHash {
         Self(hash(session_id))
     }
 
-    /// Returns a number from 0 to 255 that is evenly distributed over all sessions.
+    /// Returns a number from 0 to 255 that is evenly distributed across sessions.
     pub(crate) fn spread(self) -> usize {
         let [first, ..] = self.0;
         first.into()

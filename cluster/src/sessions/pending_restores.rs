@@ -56,7 +56,7 @@ impl PendingRestores {
         restore
     }
 
-    /// Joins the pending restore of a session, or returns `None` if there is none.
+    /// Joins a session's pending restore, or returns `None` if there is none.
     pub(crate) fn join(&self, session: SessionHash) -> Option<PendingRestore> {
         let mut restoring = self.restoring();
         let status = restoring.get_mut(&session)?;

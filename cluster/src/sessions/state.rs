@@ -283,7 +283,7 @@ impl Sessions {
         self.end(id, Epoch::now());
     }
 
-    /// Called when a session has ended because this instance cannot restore it.
+    /// Called when a session turns out to be unrestorable, which ends it.
     ///
     /// The tombstone that it queues does not replace a later claim.
     pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
