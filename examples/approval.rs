@@ -1,11 +1,11 @@
-//! A tool that waits for a human. Its call survives a lost connection, and if a client cannot resume and calls again,
-//! the human is not left with two open questions.
+//! A tool that waits for a human's approval. Its call survives a lost connection, and if a client cannot resume and
+//! calls again, the human is not left with two open questions.
 //!
 //! ```sh
 //! cargo run --example approval
 //! ```
 //!
-//! The policy in [`serve`] takes care of both, with an hour's grace period for a resume, and `supersede`.
+//! The policy in [`serve`] takes care of both: it gives clients an hour to resume, and enables `supersede`.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -39,10 +39,10 @@ mod verdict;
 
 type Failure = Box<dyn Error>;
 
-/// Timeout for this example, which takes far less. It does not wait for an hour.
+/// Timeout for this example, which takes far less and does not wait for the hour to pass.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A question that is waiting for the human.
+/// A question waiting for the human's answer.
 struct Question {
     document: String,
     reply: oneshot::Sender<&'static str>,
@@ -61,10 +61,10 @@ struct Approve {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    verdict::verdict(LIMIT, play()).await
+    verdict::verdict(LIMIT, run()).await
 }
 
-async fn play() -> Result<(), Failure> {
+async fn run() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
     let (office, mut questions) = unbounded_channel();
     let (disconnects, mut disconnected) = unbounded_channel();

@@ -1,12 +1,12 @@
 //! A tool that runs a shell command. When its client disconnects, all of the command's processes are killed, even
-//! though the tool does not use tokens.
+//! though the tool never checks a token.
 //!
 //! ```sh
 //! cargo run --example child_process
 //! ```
 //!
-//! Such a tool needs a [`ProcessGroup`], whose destructor kills the whole tree. `AbortOnCancel` is what runs the
-//! destructor.
+//! Such a tool needs a [`ProcessGroup`], whose destructor kills the whole process tree, and `AbortOnCancel`, which
+//! causes the destructor to be run.
 
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
@@ -63,7 +63,7 @@ mod unix {
     /// Timeout for this example, which takes far less. The command would take far longer.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// A tree of processes: two that sleep, one of them in a shell of its own.
+    /// Starts a tree of processes, two of which sleep, one of them in a shell of its own.
     const COMMAND: &str = "echo started; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
     /// A process and all of its descendants, which are killed on drop.
@@ -86,7 +86,7 @@ mod unix {
 
     #[tokio::main]
     pub(super) async fn main() -> ExitCode {
-        match play().await {
+        match run().await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 println!("{error}");
@@ -95,7 +95,7 @@ mod unix {
         }
     }
 
-    async fn play() -> Result<(), Failure> {
+    async fn run() -> Result<(), Failure> {
         let (reader, writer) = io::pipe()?;
         let mut output = receiver(reader)?;
         let mut servers = JoinSet::new();
@@ -120,7 +120,7 @@ mod unix {
         let hung_up = Instant::now();
         client.hang_up();
 
-        // The server holds an end of the pipe, too.
+        // The server holds an end of the pipe, too, so it has to end first.
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;

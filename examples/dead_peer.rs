@@ -1,17 +1,17 @@
-//! A server that detects a dead network, served in one of two ways.
+//! A server that notices when a client's network is dead, served in one of two ways.
 //!
 //! ```sh
 //! cargo run --example dead_peer --features axum,socket
 //! cargo run --example dead_peer --features axum,socket -- --pings
 //! ```
 //!
-//! Both set the socket options of [`DeadPeer`] and watch their connections. The first uses `axum::serve`, and sets the
-//! options on the listening socket. The second is an accept loop around hyper-util, which sets them on every accepted
-//! socket. HTTP/2 pings require such a loop.
+//! Both set [`DeadPeer`]'s socket options and watch their connections. The first uses `axum::serve` and sets the
+//! options on the listening socket. The second is an accept loop around hyper-util that sets them on every accepted
+//! socket. You need such a loop for HTTP/2 pings.
 //!
-//! To try it, call the tool `wait`. `examples/README.md` lists curl commands; this server has no sessions. Once the
-//! call has started, drop the client's packets with `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is
-//! cancelled within 106 s.
+//! To try it, call the tool `wait`. `examples/README.md` lists curl commands. This server has no sessions, so it needs
+//! no `initialize`. Once the call has started, drop the client's packets with
+//! `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
@@ -75,7 +75,7 @@ async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     axum::serve(WatchedListener::new(listener), make).await
 }
 
-/// HTTP/2 pings end a dead peer's streams even without the options. The options are still needed, because the
+/// HTTP/2 pings end a dead peer's streams even without the options. The options are still needed, because otherwise the
 /// connection's task hangs in its last write until the kernel gives up.
 async fn serve_with_pings(listener: TcpListener, app: Router) {
     let listener = WatchedListener::new(listener);
@@ -94,7 +94,7 @@ async fn serve_with_pings(listener: TcpListener, app: Router) {
         let peer = stream.peer();
         let service = app.clone().map_request(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
-            // Inserted outside the layer, so that the layer can read it.
+            // Insert it outside the layer, so that the layer can read it.
             request.extensions_mut().insert(peer.clone());
             request
         });

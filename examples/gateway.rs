@@ -1,11 +1,12 @@
-//! Three MCP servers in a row. The first one's tool calls the second, whose tool calls the third. When the client
-//! disconnects from the first, all three handlers stop.
+//! Three MCP servers in a chain: a tool on the first calls the second, and its tool in turn calls the third. When the
+//! client disconnects from the first, all three handlers stop.
 //!
 //! ```sh
 //! cargo run --example gateway
 //! ```
 //!
-//! A gateway needs [`call_downstream`], which forwards a cancellation of its own call to the request that it has made.
+//! A gateway needs a function like [`call_downstream`], which cancels the request made to the next server if the
+//! gateway's own call is cancelled.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -39,7 +40,7 @@ type Failure = Box<dyn Error>;
 /// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One server in the row. Every tool works until it is stopped.
+/// One of the servers in the chain. The last one's tools work until they are stopped.
 #[derive(Clone)]
 struct Server {
     name: &'static str,
@@ -52,7 +53,7 @@ enum Event {
     Stopped(&'static str),
 }
 
-/// Reports that a handler has stopped when it is dropped.
+/// When dropped, reports that its handler has stopped.
 struct WorkGuard<'a>(&'a Server);
 
 #[tokio::main]
@@ -120,7 +121,7 @@ async fn next_event(received: &mut UnboundedReceiver<Event>) -> Result<Event, Fa
 /// reason.
 ///
 /// (Inside `AbortOnCancel`, `Peer::call_tool` works as well, because rmcp cancels the request when the call's future is
-/// dropped. However, that happens only after the time that `AbortOnCancel` gives a handler to end on its own.)
+/// dropped. However, it does so only after the time that `AbortOnCancel` gives a handler to end on its own.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,
@@ -153,7 +154,7 @@ fn internal_error(error: ServiceError) -> ErrorData {
 impl Server {
     async fn serve(self, servers: &mut JoinSet<()>) -> Result<SocketAddr, Failure> {
         let sessions = Arc::new(CancellableSessionManager::default());
-        // The worker never checks its token.
+        // The worker never checks its token, so it has to be aborted.
         let handler = AbortOnCancel::new(self).after(Duration::from_millis(100));
         let mcp =
             StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
@@ -164,7 +165,7 @@ impl Server {
     }
 
     fn report(&self, event: Event) {
-        // The receiver is dropped after the last expected event.
+        // This fails after the last expected event, when the receiver has been dropped.
         let _ = self.events.send(event);
     }
 }

@@ -44,9 +44,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Part of a response: the head, and the first of the body's ten bytes.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
-/// What has happened on either side.
+/// Something that has happened at the tool or at the slow server.
 #[derive(Debug, PartialEq, Eq)]
-enum Happened {
+enum Event {
     /// The slow server has received a request, and has sent its part of a response.
     Requested,
     /// The slow server has found its connection closed.
@@ -59,7 +59,7 @@ enum Happened {
 #[derive(Clone)]
 struct Fetcher {
     http: reqwest::Client,
-    happened: UnboundedSender<Happened>,
+    events: UnboundedSender<Event>,
     tool_router: ToolRouter<Self>,
 }
 
@@ -70,40 +70,36 @@ struct Fetch {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    verdict::verdict(LIMIT, play()).await
+    verdict::verdict(LIMIT, run()).await
 }
 
-async fn play() -> Result<(), Failure> {
-    let (happened, mut events) = unbounded_channel();
+async fn run() -> Result<(), Failure> {
+    let (events, mut received) = unbounded_channel();
     let mut servers = JoinSet::new();
-    let addr = serve(Fetcher::new(happened.clone()), &mut servers).await?;
+    let addr = serve(Fetcher::new(events.clone()), &mut servers).await?;
 
     for (sent, state) in [("", "nothing"), (HEAD, "a part of the body")] {
-        let slow = slow_server(sent, happened.clone(), &mut servers).await?;
+        let slow = slow_server(sent, events.clone(), &mut servers).await?;
         let url = format!("http://{slow}/");
         let client = raw::call(addr, "fetch", json!({ "url": url })).await?;
-        expect(&mut events, &[Happened::Requested]).await?;
+        expect(&mut received, &[Event::Requested]).await?;
         println!("the web server has sent {state}; the client hangs up");
         client.hang_up();
         let cancelled = Err(CancelReason::ClientDisconnected);
-        expect(
-            &mut events,
-            &[Happened::ToolEnded(cancelled), Happened::Closed],
-        )
-        .await?;
+        expect(&mut received, &[Event::ToolEnded(cancelled), Event::Closed]).await?;
         println!("the tool has ended, and its connection to the web server is closed");
     }
     Ok(())
 }
 
-/// Waits until all of these have happened, in any order.
+/// Waits for all of the expected events, in any order.
 async fn expect(
-    events: &mut UnboundedReceiver<Happened>,
-    expected: &[Happened],
+    received: &mut UnboundedReceiver<Event>,
+    expected: &[Event],
 ) -> Result<(), Failure> {
     let mut missing: Vec<_> = expected.iter().collect();
     while !missing.is_empty() {
-        let event = events.recv().await.ok_or("the servers have ended")?;
+        let event = received.recv().await.ok_or("the servers have ended")?;
         let Some(found) = missing.iter().position(|expected| **expected == event) else {
             return Err(format!("{event:?} instead of {missing:?}").into());
         };
@@ -127,13 +123,13 @@ async fn serve(fetcher: Fetcher, servers: &mut JoinSet<()>) -> io::Result<Socket
 /// Starts a server that sends part of a response, and then waits for its connection to end.
 async fn slow_server(
     sent: &'static str,
-    happened: UnboundedSender<Happened>,
+    events: UnboundedSender<Event>,
     servers: &mut JoinSet<()>,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;
     servers.spawn(async move {
-        if let Err(error) = answer_slowly(&listener, sent, &happened).await {
+        if let Err(error) = answer_slowly(&listener, sent, &events).await {
             eprintln!("{error}");
         }
     });
@@ -143,15 +139,15 @@ async fn slow_server(
 async fn answer_slowly(
     listener: &TcpListener,
     sent: &str,
-    happened: &UnboundedSender<Happened>,
+    events: &UnboundedSender<Event>,
 ) -> io::Result<()> {
     let (mut connection, _) = listener.accept().await?;
     read_head(&mut connection).await?;
     connection.write_all(sent.as_bytes()).await?;
-    let _ = happened.send(Happened::Requested);
-    // Until the connection is closed or reset.
+    let _ = events.send(Event::Requested);
+    // Read until the connection is closed or reset.
     while connection.read_u8().await.is_ok() {}
-    let _ = happened.send(Happened::Closed);
+    let _ = events.send(Event::Closed);
     Ok(())
 }
 
@@ -167,10 +163,10 @@ async fn read_head(connection: &mut TcpStream) -> io::Result<()> {
 
 #[tool_router]
 impl Fetcher {
-    fn new(happened: UnboundedSender<Happened>) -> Self {
+    fn new(events: UnboundedSender<Event>) -> Self {
         Self {
             http: reqwest::Client::new(),
-            happened,
+            events,
             tool_router: Self::tool_router(),
         }
     }
@@ -184,11 +180,11 @@ impl Fetcher {
         let internal = |error: String| ErrorData::internal_error(error, None);
         let token = CallToken::of(&context)
             .ok_or_else(|| internal("the request did not pass through the layer".to_owned()))?;
-        // Reads the head and the body. Dropping this future closes the connection in either phase.
+        // This future reads both the head and the body. Dropping it closes the connection, whichever it is waiting for.
         let page = async { self.http.get(url).send().await?.text().await };
         let page = token.run_until_cancelled(page).await;
         let ended = page.as_ref().map(|_| ()).map_err(|reason| *reason);
-        let _ = self.happened.send(Happened::ToolEnded(ended));
+        let _ = self.events.send(Event::ToolEnded(ended));
         match page {
             Ok(page) => page.map_err(|error| internal(error.to_string())),
             Err(reason) => Err(internal(reason.to_string())),

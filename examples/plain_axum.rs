@@ -1,4 +1,4 @@
-//! The layer on routes without MCP. A handler passes its `CallToken` to the task that it spawns, and registers a
+//! Uses the layer on routes without MCP. A handler passes its `CallToken` to a task that it spawns, and registers a
 //! clean-up.
 //!
 //! ```sh
@@ -49,10 +49,10 @@ struct Press {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    verdict::verdict(LIMIT, play()).await
+    verdict::verdict(LIMIT, run()).await
 }
 
-async fn play() -> Result<(), Failure> {
+async fn run() -> Result<(), Failure> {
     let (messages, mut received) = unbounded_channel();
     let press = Press {
         printed: Arc::default(),
@@ -79,7 +79,7 @@ async fn play() -> Result<(), Failure> {
     }
     println!("and gets it");
 
-    // Discards the messages about the first book.
+    // Discard the messages about the first book.
     while received.try_recv().is_ok() {}
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
     println!("{}; another reader hangs up", next(&mut received).await?);
@@ -129,7 +129,7 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
             press.printed.fetch_add(1, Ordering::Relaxed);
             let _ = press.messages.send("a page is printed");
         }
-        // The reader may have disconnected just now.
+        // This fails if the reader has only just disconnected.
         let _ = done.send(pages);
     });
 }

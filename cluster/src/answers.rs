@@ -1,20 +1,20 @@
-//! Keeps the answers to calls that ended without their clients.
+//! Stores answers for clients that had disconnected when their calls ended.
 //!
-//! They are kept in the directory, where they outlive this instance.
+//! The answers are stored in the directory, where they outlive this instance.
 //!
-//! 1. A call becomes pending when one of its streams ends without the answer, and stops being pending when its client resumes. If it ends
-//!    while it is pending, its answer is kept as it would be sent to a client that resumes that stream.
-//! 2. A call is first marked pending and then looked up again, because it may have ended in the meantime. Only one thread can take an ended
-//!    call, and that thread keeps its answer.
-//! 3. A stream that ends late, when its client has already resumed on another stream, also marks its call pending, so an answer is kept
-//!    that no client needs. A stream that is dropped after its answer but before its end has been polled might not have been read, so its
-//!    answer is kept as well. An answer that the client's connection has taken is kept only by an instance that is shutting down, because
-//!    its memory is about to be lost.
-//! 4. An answer is kept under its session's generation and its call's number, because request ids are reused.
-//! 5. At most [`MAX_PENDING`] calls are pending, which is the library's default limit for calls without a client. The answers to any
-//!    further calls exist only in this instance's memory.
-//! 6. The answer to an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again if
-//!    the directory has lost data.
+//! 1. When one of a call's streams ends without the answer, the call is marked pending until its client resumes. If the call ends first,
+//!    its answer is stored in the form in which a client that resumes that stream would receive it.
+//! 2. Once a call has been marked pending, it is looked up again, because it may have ended in the meantime. Only one thread can take an
+//!    ended call, and that thread stores its answer.
+//! 3. A stream may also end late, after its client has already resumed on another one. It still marks the call pending, so an answer is
+//!    stored that no client needs. If a stream is dropped after the answer but before its end has been polled, the client might not have
+//!    read the answer, so that is stored too. Once the client's connection has taken an answer, only an instance that is shutting down
+//!    stores it, because its memory is about to be lost.
+//! 4. Request ids are reused, so an answer is stored under its session's generation and its call's number instead.
+//! 5. At most [`MAX_PENDING`] calls can be pending, which is the library's default limit for calls without a client. The answers to any
+//!    further calls are held only in this instance's memory.
+//! 6. The answer to an ended call is put in the [`queue`] and stays there even after its session has closed. From there, the [`writer`]
+//!    writes it to the directory, and writes it again if the directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -48,7 +48,7 @@ mod writer;
 /// Maximum number of pending calls.
 const MAX_PENDING: usize = 64 * 1024;
 
-/// A call on this instance: its session, request id and number.
+/// Identifies a call on this instance by its session, request id and number.
 #[derive(Clone)]
 pub(crate) struct Call {
     session: SessionId,
@@ -56,20 +56,22 @@ pub(crate) struct Call {
     number: CallNumber,
 }
 
-/// A call that has lost a stream, and whose client may lack the answer.
+/// A call that has lost a stream, so its client might not have received the answer.
 pub(crate) struct DetachedCall {
     pub(crate) call: Call,
     /// The session generation in which the call runs.
     pub(crate) generation: Incarnation,
-    /// The plain id of the last event on its stream that a client can resume from.
+    /// The plain id of the last event on its stream from which a client can resume.
     pub(crate) event: String,
-    /// The session manager, which has the answer once the call has ended.
+    /// The session manager, which holds the answer once the call has ended.
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
-/// The source of answers to ended calls, which is the session manager.
+/// Provides the answers to ended calls. Implemented by the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// Returns the answer for a client that resumes with `event`. Returns `None` if the manager does not have it.
+    /// Returns the answer for a client that resumes from `event`.
+    ///
+    /// Returns `None` if the session manager does not have it.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
@@ -77,13 +79,13 @@ pub(crate) trait AnswerSource: Send + Sync {
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
     pending: Mutex<HashMap<CallId, DetachedCall>>,
-    /// The calls of all layers, to check whether a call is still in flight.
+    /// Every layer's calls, used to check whether a call is still in flight.
     calls: Mutex<Vec<Calls>>,
     /// Number of pending calls. While it is zero, ending a call takes no lock.
     pending_count: AtomicUsize,
-    /// The number of the next call.
+    /// The number that the next call will get.
     next: AtomicU64,
-    /// Whether even answers that have been read are kept, because the instance is shutting down.
+    /// Whether to store even answers that clients have read. Set once the instance is shutting down.
     retains_all: AtomicBool,
 }
 
@@ -160,24 +162,24 @@ impl Answers {
         self.writer.clone().run()
     }
 
-    /// Called when the directory may have lost answers that were already written.
+    /// Writes all answers again. Called when the directory may have lost some of them.
     pub(crate) fn write_again(&self) {
         self.writer.write_again();
     }
 
     /// Returns `true` if any answer is late.
     ///
-    /// An answer is late if it is not known to be in the directory 1 s after its call ended.
+    /// An answer is late if, 1 s after its call ended, it is still not known to be in the directory.
     pub(crate) fn has_late_answers(&self) -> bool {
         self.writer.has_late_answers()
     }
 
-    /// Returns the number for a new call.
+    /// Assigns the next call number.
     pub(crate) fn next_number(&self) -> CallNumber {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the suffix of a stream's event ids: its session's generation, and its call, if any.
+    /// Returns the suffix for a stream's event ids: its session's generation, and its call, if any.
     pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
             None => ClusterEventId::suffix(generation, None),
@@ -195,7 +197,7 @@ impl Answers {
 
     /// Called when a call's stream has ended and its client might not have read the answer.
     ///
-    /// Marks the call pending if it is in flight. If it has ended, or cannot be marked pending, its answer is queued.
+    /// Marks the call pending if it is still in flight. If it has already ended, or cannot be marked pending, its answer is queued instead.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -208,9 +210,9 @@ impl Answers {
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Queues the answers to pending calls that have ended without this having been reported yet.
+    /// Queues the answers to pending calls whose end has not been reported yet.
     ///
-    /// Calls in flight stay pending.
+    /// Calls that are still in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -232,7 +234,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed. If the call is in flight, it is no longer pending.
+    /// Called when a call's client has resumed. A call still in flight stops being pending.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -259,7 +261,7 @@ impl Answers {
         ids.next()
     }
 
-    /// Called when a session has closed, so its pending calls will not get any answers.
+    /// Called when a session has closed. Drops its pending calls, which can no longer be answered.
     pub(crate) fn on_session_closed(&self, session: &str) {
         if self.has_pending() {
             let mut pending = self.pending();
@@ -268,12 +270,12 @@ impl Answers {
         }
     }
 
-    /// Starts to keep every answer, even if its client has read it.
+    /// From now on, stores every answer, even if its client has read it.
     pub(crate) fn retain_all(&self) {
         self.retains_all.store(true, Ordering::Release);
     }
 
-    /// Returns `true` if answers that clients have read are kept as well.
+    /// Returns `true` if even answers that clients have read are stored.
     pub(crate) fn retains_all(&self) -> bool {
         self.retains_all.load(Ordering::Acquire)
     }
@@ -288,8 +290,8 @@ impl Answers {
 
     /// Marks a call pending. Returns the call that was displaced or rejected, if any.
     ///
-    /// Of two calls with the same id, the one with the higher number stays pending, because that is the one in flight. If there is no room,
-    /// the new call is returned.
+    /// If another pending call has the same id, the one with the higher number stays pending, because that is the one in flight. If there
+    /// is no room, the new call is rejected.
     fn mark_pending(&self, id: CallId, detached: DetachedCall) -> Option<DetachedCall> {
         let mut pending = self.pending();
         let has_room = pending.len() < MAX_PENDING;
@@ -309,7 +311,7 @@ impl Answers {
 
     /// Takes a pending call and reserves a place for its answer.
     ///
-    /// Returns `None` if the call is not pending, or `number` is given and is not its number.
+    /// Returns `None` if the call is not pending, or if `number` is given but is not its number.
     fn take_pending(
         &self,
         id: CallId,
@@ -320,7 +322,7 @@ impl Answers {
         let is_match = number.is_none_or(|number| pending_number == Some(number));
         let detached = is_match.then(|| pending.remove(&id)).flatten();
         self.pending_count.store(pending.len(), Ordering::Release);
-        // Reserved while `pending` is locked, so that `flush` finds either the pending call or its place.
+        // Reserve the place while `pending` is still locked, so that `flush` finds either the pending call or its place.
         detached.map(|detached| (detached, self.writer.reserve()))
     }
 
@@ -348,7 +350,7 @@ impl fmt::Debug for Answers {
 
 /// Queues the answer to a call that has ended.
 ///
-/// The place is freed again if the session manager does not have the answer.
+/// Frees the place if the session manager does not have the answer.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {
     let DetachedCall {
         call,

@@ -56,7 +56,7 @@ enum ConnectErrorKind {
 impl Cluster {
     /// Returns the builder for a cluster with a Redis or Valkey directory.
     ///
-    /// `url` is the same on all instances, for example `redis://cache:6379`. `rediss://` enables TLS, and requires the `tls` feature. With
+    /// Use the same `url` on all instances, for example `redis://cache:6379`. `rediss://` enables TLS, and requires the `tls` feature. With
     /// Sentinels, the host is the name of the primary (see [`sentinels`](ClusterBuilder::sentinels)).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Redis(RedisAddress::new(url.into())))
@@ -95,9 +95,9 @@ impl ClusterBuilder {
     /// Sets the Sentinels that monitor the directory's primary.
     ///
     /// Each URL looks like `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the port is
-    /// ignored. The directory's URL contains the user and password for the primary, whereas the credentials in the first Sentinel's URL are
-    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or remains unanswered. Every
-    /// second, it also asks one of them whether the primary is still the same.
+    /// ignored. The user and password for the primary are taken from the directory's URL, and those for all Sentinels from the first
+    /// Sentinel's URL. When a heartbeat is refused or goes unanswered, the instance asks the Sentinels for the primary. It also asks one of
+    /// them every second whether the primary is still the same.
     ///
     /// This has no effect on a directory in memory.
     ///
@@ -155,14 +155,14 @@ impl ClusterBuilder {
 
     /// Sets a secret that all instances share.
     ///
-    /// Without a secret, any client at an address that [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
+    /// Without a secret, any client whose address [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
     /// unencrypted, just like the relayed requests. To change it, use rolling restarts with [`also_accept`](Self::also_accept).
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Accepts a second secret, but does not send it. This instance sends only [`secret`](Self::secret).
+    /// Accepts a second secret from peers. This instance still sends only [`secret`](Self::secret).
     ///
     /// Changing a secret takes three rolling restarts, so that at any time every instance accepts what every other instance sends:
     ///
@@ -173,7 +173,8 @@ impl ClusterBuilder {
     /// | second | the new one | the old one |
     /// | third | the new one | |
     ///
-    /// A first secret cannot be introduced this way: until all instances have it, some relays are refused, and their clients get 503.
+    /// You cannot introduce a first secret this way: until all instances have it, some relayed requests are refused, and their clients get
+    /// 503.
     ///
     /// ```
     /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
@@ -232,9 +233,9 @@ impl ClusterBuilder {
 
     /// Sets the longest time a client may wait before it retries after a 503.
     ///
-    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might be that
-    /// client's. The default is 40 s, which is longer than the official SDKs wait. If a call's grace period is longer still, the call waits
-    /// that long instead, because after a 503 a client may also wait as long as the server's `retry`.
+    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because it might be that client's
+    /// call. The default is 40 s, which is longer than the official SDKs wait. A call with an even longer grace period waits that long
+    /// instead, because after a 503 a client may also wait for the server's `retry` delay.
     ///
     /// ```
     /// use std::time::Duration;
@@ -250,9 +251,10 @@ impl ClusterBuilder {
 
     /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
-    /// The lease may have lapsed once the directory has not answered for 5.5 s. By default, such requests are still served. In the
-    /// meantime, another instance that can reach the directory may claim a session, and then both serve it until the directory answers
-    /// again. With this option, these requests get 503 with `Retry-After` instead. Calls that have already started continue.
+    /// The lease may have lapsed once the directory has not answered for 5.5 s. By default, such requests are still served. But another
+    /// instance that can reach the directory may claim one of the sessions in the meantime, and then both instances serve it until the
+    /// directory answers again. With this option, the requests get 503 with `Retry-After` instead. Calls that have already started keep
+    /// running.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
@@ -267,7 +269,8 @@ impl ClusterBuilder {
 
     /// Joins the cluster.
     ///
-    /// The directory does not have to be reachable yet. Until it is, no session starts, and requests for other instances' sessions get 503.
+    /// The directory does not have to be reachable yet. Until it is, no session can be opened, and requests for other instances' sessions
+    /// get 503.
     ///
     /// # Errors
     ///
@@ -292,21 +295,23 @@ impl ClusterBuilder {
     /// # }
     /// ```
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
-        let me = Owner {
+        let this_instance = Owner {
             address: self.parse_address()?,
             incarnation: Incarnation::random(),
         };
         let secret = self.parse_secret().map_err(|_| ConnectErrorKind::Secret)?;
         let options = self.options;
         match self.backend {
-            Backend::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
+            Backend::Memory(directory) => {
+                Ok(join(this_instance, directory, self.filter, secret, options))
+            }
             Backend::Redis(address) => {
                 let directory = RedisDirectory::new(&address).map_err(ConnectErrorKind::Backend)?;
                 directory
                     .inspect()
                     .await
                     .map_err(ConnectErrorKind::Backend)?;
-                Ok(join(me, directory, self.filter, secret, options))
+                Ok(join(this_instance, directory, self.filter, secret, options))
             }
         }
     }

@@ -54,8 +54,8 @@ use crate::{
 
 /// An instance's membership in a cluster. All clones share the same membership.
 ///
-/// Several services may share one membership, but a service does not find the open sessions of another one. After an instance has died,
-/// each of its sessions is restored by the first service that receives a request for it.
+/// Several services can share one membership, but one service cannot find another's open sessions. After an instance has died, each of its
+/// sessions is restored by the first service that receives a request for it.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -93,7 +93,7 @@ struct Shared {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the layer for the application, where it must be the outermost one.
+    /// Returns the layer for the application. It must be the application's outermost layer.
     pub fn layer(&self) -> ClusterLayer {
         ClusterLayer::new(self.shared.router.clone())
     }
@@ -138,9 +138,9 @@ impl Cluster {
         manager
     }
 
-    /// Cancels orphaned calls only with proof that their clients have not resumed elsewhere.
+    /// Makes a layer cancel an orphaned call only if its client cannot have resumed elsewhere.
     ///
-    /// This applies to session calls on `layer`, and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// This applies to the layer's calls that belong to a session, and replaces its own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -160,7 +160,7 @@ impl Cluster {
         router.shutdown.add_calls(layer.calls());
         let observer_router = router.clone();
         let observed = layer.observe_fn(move |event| {
-            // Completed calls are included, because a call may be marked pending after its answer has been sent.
+            // Include completed calls, because a call may be marked pending after its answer has been sent.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
                 observer_router.shutdown.on_call_ended(call.session());
@@ -184,7 +184,7 @@ impl Cluster {
 
     /// Serves the application to the other instances, on a listener at the advertised address.
     ///
-    /// `app` is the application that serves the clients, too, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
+    /// `app` is the same application that serves the clients, wrapped in [`layer`](Self::layer). Returns after [`leave`](Self::leave).
     ///
     /// # Cancel safety
     ///
@@ -209,18 +209,20 @@ impl Cluster {
     /// Remove the instance from the load balancer first, and call this when the public listener closes.
     ///
     /// Calls in flight, including those that this instance relays, continue to run, and can still be resumed, cancelled and answered. A new
-    /// call that another instance relays waits until no call in its session is in flight, and then the other instance claims the session.
-    /// After `limit`, calls on the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain),
-    /// which also closes all event streams. Finally the peer listener closes, and [`serve_peers`](Self::serve_peers) returns.
+    /// call relayed by another instance waits until no call in its session is in flight, and then the other instance claims the session.
+    /// After `limit`, the calls on the [protected](Self::protect) layers are cancelled as in a
+    /// [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes all event streams. Finally the peer listener closes, and
+    /// [`serve_peers`](Self::serve_peers) returns.
     ///
     /// # Timing
     ///
-    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. If the directory does not accept the
-    /// answers to ended calls, this waits for it until `limit`. The answers to cancelled calls get another 2 s.
+    /// Leaving takes at least 1 s (or `limit`, if that is shorter), because requests may still arrive on open connections. If the directory
+    /// is not accepting the answers to ended calls, this keeps trying until `limit` has passed. Writing the answers to cancelled calls may
+    /// take another 2 s.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the membership at once, without waiting for calls in flight. Other instances then claim the sessions.
+    /// Dropping the future ends the membership at once, without waiting for calls in flight. The other instances then claim the sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -246,7 +248,7 @@ impl Cluster {
     pub async fn leave(&self, limit: Duration) -> usize {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
-        // Stops the heartbeat even if this future is dropped.
+        // Stop the heartbeat even if this future is dropped.
         let heartbeat_guard = HeartbeatGuard(&router.heartbeat);
         let leaving = router.shutdown.begin();
         leaving.transfer_sessions(limit, until).await;
@@ -282,7 +284,7 @@ impl Cluster {
         &self.shared.answers
     }
 
-    /// Returns the number of calls whose answers will have to be kept.
+    /// Returns the number of calls whose answers will have to be stored.
     pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.pending_count()
     }
@@ -303,21 +305,21 @@ impl Cluster {
 
 /// The cluster's session store. Pass a clone to rmcp's service as its `session_store`.
 ///
-/// In the directory, it keeps what another instance needs to restore a session.
+/// It uses the directory to store what another instance needs to restore a session.
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
         let sessions = &self.shared.router.sessions;
-        // The calling service does not have the session. If another service on this instance does, the session must not be restored a
-        // second time.
+        // The calling service does not have the session. If another service on this instance does, the session must not be restored again.
         let load = sessions.restore_attempts.begin_load(session);
         let is_open = self.shared.session_closers.has_session(session_id).await;
         load.complete();
         if is_open {
             return Ok(None);
         }
-        // The session was closed while a layer was delaying a request that had found it open. A peer may be about to claim it.
+        // The session was open when the request arrived, but was closed while a layer was delaying the request. A peer may be about to
+        // claim it.
         let is_deleted = sessions.is_deleted(session);
         if !is_deleted && !may_restore() && !has_no_session() {
             return Err(io::Error::other("the session is not claimed").into());
@@ -330,7 +332,7 @@ impl SessionStore for Cluster {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        // Ids that clients have made up get no tombstones.
+        // Do not write tombstones for ids that clients have made up.
         if has_no_session() {
             return Ok(());
         }

@@ -21,7 +21,7 @@ pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
 
 mod ownership;
 
-/// Maximum length in bytes of a request id in an event id, as JSON.
+/// Maximum length of a request id in an event id, in bytes of JSON.
 ///
 /// Event ids have to be short, because clients send them in a header.
 const MAX_REQUEST_ID: usize = 256;
@@ -37,13 +37,13 @@ const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of an instance, or one restore of a session.
+/// Identifies one start of an instance, or one restore of a session.
 ///
-/// It is a random number whose text form is 16 hexadecimal digits.
+/// This is a random number. Its text form is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
+/// The first 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
@@ -51,7 +51,7 @@ pub(crate) struct SessionHash([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call as it is named in an event id.
+/// A call as named in an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
@@ -62,14 +62,14 @@ pub(crate) struct NamedCall {
 /// An event's id as clients see it.
 ///
 /// The text form is `<plain>~<incarnation>~<call number>~<request id>`. The request id is JSON text (so that `7` and `"7"` differ),
-/// percent-encoded, and is omitted if it would be too long. If the event belongs to no call, the number and the request id are both
+/// percent-encoded, and is omitted if it would be too long. If the event does not belong to a call, both the number and the request id are
 /// omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClusterEventId<'a> {
     /// The id assigned by the inner session manager.
     pub(crate) plain: &'a str,
     pub(crate) incarnation: Incarnation,
-    /// The call whose stream the event is on.
+    /// The call on whose stream the event was sent.
     pub(crate) call: Option<NamedCall>,
 }
 
@@ -85,7 +85,7 @@ impl Incarnation {
         Self(random())
     }
 
-    /// Returns the same text as `Display`, but without its cost.
+    /// Returns the same text as `Display`, but at a much lower cost.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|index| {
             let digit = (self.0 >> (60 - 4 * index)) as usize & 0xf;
@@ -116,7 +116,7 @@ impl FromStr for Incarnation {
 
 /// Returns 64 random bits, which differ between forked processes.
 fn random() -> u64 {
-    // Not from std's `RandomState`, because a forked process inherits its keys.
+    // Std's `RandomState` is only a fallback, because a forked process inherits its keys.
     getrandom::u64().unwrap_or_else(|_unavailable| {
         let this_process = (process::id(), SystemTime::now());
         RandomState::new().hash_one(this_process)
@@ -143,7 +143,7 @@ impl SessionHash {
         Self(hash(session_id))
     }
 
-    /// Returns a number from 0 to 255 that is evenly distributed over all sessions.
+    /// Returns a number from 0 to 255 that is evenly distributed across sessions.
     pub(crate) fn spread(self) -> usize {
         let [first, ..] = self.0;
         first.into()
@@ -218,10 +218,10 @@ impl<'a> ClusterEventId<'a> {
         }
     }
 
-    /// Returns what is appended to a stream's plain event ids.
+    /// Returns the suffix to append to a stream's plain event ids.
     ///
-    /// `call` is `None` if the stream belongs to no call. Otherwise its request id must be a number. The suffix is the same as with
-    /// [`Display`], at a tenth of the cost, which every call pays.
+    /// `call` is the call's number and its request id, which must be a number, or `None` if the stream does not belong to a call. The
+    /// suffix is what [`Display`] would write, but at a tenth of the cost, which matters because every call needs one.
     pub(crate) fn suffix(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
         let mut text = Vec::with_capacity(MAX_SUFFIX);
         text.push(SEPARATOR as u8);
@@ -239,7 +239,7 @@ impl<'a> ClusterEventId<'a> {
 
     /// Parses an event id from a client, which may be forged. Returns `None` if it is malformed.
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
-        // From the right, because the plain id can be anything and may itself contain separators.
+        // Split from the right, because the plain id can be anything and may itself contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);
         let request = parts.next()?;
         let number = parts.next()?;
@@ -260,7 +260,7 @@ impl<'a> ClusterEventId<'a> {
     }
 }
 
-/// Appends the same text as `Display` would, but without its cost.
+/// Appends the same text as `Display` would, but at a much lower cost.
 fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; MAX_DIGITS];
     let mut unused = MAX_DIGITS;

@@ -1,7 +1,7 @@
 //! The outermost layer of an application, which relays requests to their sessions' owners.
 //!
-//! A request that is served here costs one pass over its head and one lookup in memory. Any other request may allocate, because it is sent
-//! to another machine.
+//! Deciding to serve a request here takes one pass over its head and one lookup in memory. Other requests may also allocate, since sending
+//! them to another machine costs far more anyway.
 
 use std::{
     fmt, mem,
@@ -59,8 +59,8 @@ pub struct ClusterLayer {
 
 /// The service of a [`ClusterLayer`].
 ///
-/// It is ready even while the inner service is not, because requests that another instance serves do not need the inner service. All others
-/// wait for it in their futures. If the inner service's `poll_ready` fails, its error is returned.
+/// It is ready even while the inner service is not, because requests served by another instance do not need the inner service. A request
+/// that does need it waits for it in its future. If the inner service's `poll_ready` fails, its error is returned.
 pub struct ClusterService<S> {
     inner: S,
     is_ready: bool,
@@ -81,7 +81,7 @@ pin_project! {
         Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// The response may open a session.
         Opening { #[pin] future: F, router: Arc<Router> },
-        /// The request is relayed, or has to wait before it is served here.
+        /// The request is relayed, or has to wait before it can be served here.
         Boxed { future: BoxedFuture<E> },
     }
 }
@@ -117,9 +117,9 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Returns the inner service that `poll_ready` has polled.
+    /// Takes the inner service that `poll_ready` has polled.
     ///
-    /// A clone of it is kept for the next request.
+    /// A clone replaces it for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
@@ -127,7 +127,7 @@ impl<S: Clone> ClusterService<S> {
 
     /// Returns a clone of the inner service for a request that may wait or be relayed.
     ///
-    /// Whatever `poll_ready` has reserved is released, because other requests need it in the meantime.
+    /// This releases whatever `poll_ready` has reserved, because other requests need it in the meantime.
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }

@@ -1,10 +1,10 @@
-//! Logging for the background tasks, of which an instance has only one each.
+//! Logging for the background tasks. An instance has only one of each, so a panicking subscriber must not end it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Logs a line, even if that panics.
+/// Logs a line, ignoring any panic.
 ///
-/// A subscriber may panic, for example because stderr is closed. That must not end the task.
+/// A subscriber may panic, for example because stderr is closed, and that must not end the task.
 pub(crate) fn log(line: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(line));
 }

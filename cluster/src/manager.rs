@@ -1,11 +1,11 @@
-//! A session manager that tags event ids with their origin, around the one that tracks calls.
+//! Wraps the session manager that tracks calls, in order to tag event ids with their origin.
 //!
-//! 1. An event id is sent as `<plain>~<session generation>~<call number>~<request id>`. When a client resumes, the layer rewrites it to
-//!    `<plain>` before any inner service reads it. This keeps two instances from using the same id for different events, and a reused
-//!    request id from referring to two calls. The number and the request id are missing if the event belongs to no call.
-//! 2. Nothing in an event is changed except its id.
-//! 3. A call waits while it is undecided whether its session is still local. After [`UNDECIDED_TIMEOUT`], it gets an error and is not
-//!    started.
+//! 1. An event id is sent as `<plain>~<session generation>~<call number>~<request id>`. The number and the request id are omitted if the
+//!    event does not belong to a call. When a client resumes, the layer rewrites the id to `<plain>` before any inner service reads it. The
+//!    tag keeps two instances from using the same id for different events, and a reused request id from referring to two calls.
+//! 2. Apart from its id, an event is passed through unchanged.
+//! 3. If it is undecided whether a call's session is still local, the call waits. If there is still no decision after
+//!    [`UNDECIDED_TIMEOUT`], the call gets an error and is not started.
 
 use std::{
     fmt, mem,
@@ -68,7 +68,7 @@ pub struct ClusterSessionManager<M> {
     is_store_checked: AtomicBool,
 }
 
-/// State that a session manager's streams share in order to keep answers.
+/// What a session manager's streams share in order to store answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
@@ -86,7 +86,7 @@ pub(crate) trait CloseSession: Send + Sync {
 
 /// How long a call waits for the decision on whether its session is still local.
 ///
-/// The decision takes less time as long as the directory answers.
+/// As long as the directory answers, the decision takes less time.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
@@ -98,7 +98,7 @@ pin_project! {
     }
 }
 
-/// Tracks what a stream has sent. If the stream is dropped early, the client may lack the answer.
+/// Tracks what a stream has sent, in case it is dropped before the answer has been read.
 struct TrackedStream {
     recorder: Arc<AnswerRecorder>,
     /// The session's generation.
@@ -110,16 +110,16 @@ struct TrackedStream {
     event: String,
     is_answered: bool,
     has_ended: bool,
-    /// Keeps the call in flight in its session's gate while one of its streams is open.
+    /// Keeps the call in flight in its session's gate while the stream is open.
     _guard: Option<InFlightGuard>,
 }
 
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Connects all of the manager's sessions to `sessions`.
+    /// Wraps a session manager and registers its sessions with `sessions`.
     ///
-    /// Also returns what closes those that have been relinquished.
+    /// Also returns the handle for closing sessions that have been relinquished.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
@@ -163,7 +163,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
 
     /// On the first call in a local session, checks whether its service has a session store.
     ///
-    /// Logs a warning if it has none. A store would have received the session's parameters before the session's first call.
+    /// Logs a warning if it has none. If there were a store, it would already have received the session's parameters.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
@@ -174,7 +174,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         }
     }
 
-    /// Tags a stream. `event` is the plain id of the last event that its client has, or empty.
+    /// Tags a stream's event ids. `event` is the plain id of the last event its client has received, or empty.
     fn tag<S>(
         &self,
         events: S,
@@ -215,7 +215,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
         let replay = self.sessions.begin_replay(id);
         let initialize = self.inner.initialize_session(id, message);
-        // Not an async block, which would store this future twice.
+        // Not written as an async block, because that would store this future twice.
         initialize.inspect(move |initialized| {
             if let Some(replay) = replay {
                 replay.complete();
@@ -273,7 +273,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
-                // A session that has been closed and restored in the meantime has a new gate.
+                // Enter again, because a session that has been closed and restored in the meantime has a new gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;
@@ -322,7 +322,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if generation == self.generations.get(id) {
                 call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
-                // The session was restored while a layer was delaying the resume, so its events have different numbers now.
+                // The session was restored while a layer was delaying the resume, so its events are now numbered differently.
                 NO_EVENT.clone_into(&mut last_event_id);
             }
         }

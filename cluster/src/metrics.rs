@@ -5,8 +5,8 @@
 //! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are being answered and all local sessions have been written, otherwise 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | owner lookups, including cached ones |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | times an orphaned call was not cancelled yet because its client might have resumed elsewhere |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims on sessions that were requested here and whose owner has relinquished them or has no lease |
+//! | `mcp_calls_postponed_total` | counter | | how many times cancelling an orphaned call was postponed because its client might have resumed elsewhere |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | attempts to claim a session that was requested here, after its owner had relinquished it or lost its lease |
 
 /// Describes the metrics to the recorder that is currently installed.
 pub(crate) fn describe() {

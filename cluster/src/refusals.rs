@@ -16,15 +16,15 @@ const REQUEST_CANCELLED: i32 = -32800;
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory has not answered, or does not prove anything yet.
+    /// The directory has not answered, or its contents do not prove anything yet.
     Inconsistent,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
     ///
-    /// It moved to this instance or to another one while the request was being served. The request can be sent again.
+    /// It moved to this instance or to another one while the request was being served. The client can send the request again.
     SessionMoved,
-    /// The connection to the owner broke before the response.
+    /// The connection to the owner broke before the response arrived.
     ///
     /// The request may already have started, so this instance must not send it again.
     ConnectionLost,
@@ -38,7 +38,7 @@ pub(crate) enum Refusal {
 
 /// Returns the 503 response to an `initialize` whose session cannot be opened.
 ///
-/// It carries no request id, because the layer does not read the bodies of requests that have no session.
+/// It carries no request id, because the layer does not read the bodies of requests without a session.
 pub(crate) fn session_not_opened() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

@@ -1,4 +1,4 @@
-//! Closes relinquished sessions that are still open here. [`RelinquishedTo`] lists why a session is relinquished.
+//! Closes relinquished sessions that are still open here. [`RelinquishedTo`] lists the reasons why a session is relinquished.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -90,7 +90,7 @@ fn log_reason(relinquished: &Relinquished) {
 
 /// Closes a session at one manager, which may not have it.
 ///
-/// Warns if the manager panics or exceeds [`CLOSE_TIMEOUT`].
+/// Logs a warning if the manager panics or exceeds [`CLOSE_TIMEOUT`].
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
     // The timeout is inside `catch_unwind` because dropping the future runs destructors, which may panic as well.
@@ -163,7 +163,7 @@ mod tests {
             for id in ids {
                 sessions
                     .relinquished
-                    .until_closed(SessionHash::of(id))
+                    .wait_until_closed(SessionHash::of(id))
                     .await;
             }
         };

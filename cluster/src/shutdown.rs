@@ -1,19 +1,19 @@
 //! An instance's shutdown, which transfers its sessions one by one as their calls end.
 //!
-//! | stage | a peer's new call | everything else |
+//! | stage | a new call relayed by a peer | any other request |
 //! |---|---|---|
-//! | running | is served | is served |
-//! | transferring | waits until no call in its session is in flight, after which the session is relinquished and the peer claims it | is served until the session is relinquished |
-//! | stopped | the peer is asked to claim the session | a peer is asked to claim the session, and a client gets 503 |
-//! | closed | the peer listener is closed | clients still get 503 |
+//! | running | It is served. | It is served. |
+//! | transferring | It waits until no call in its session is in flight. Then the session is relinquished, and the peer claims it. | It is served until its session is relinquished. |
+//! | stopped | The peer is asked to claim the session. | A peer is asked to claim the session, and a client gets 503. |
+//! | closed | The peer listener is closed, so there are no such calls. | The peer listener is closed. A client still gets 503. |
 //!
-//! 1. The stage only advances, in this order.
-//! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate and none of the session's calls is in flight.
-//!    No call can therefore start in a session that a peer has been asked to claim.
-//! 3. A session is transferred only when a peer asks for it. Until then, a client that returns late for an answer still finds the session
-//!    here.
-//! 4. The instance stops once no call in its sessions and no POST that it relays is in flight. It waits for the POSTs because their clients
-//!    may be unable to resume them elsewhere.
+//! 1. The stage only ever advances, in this order.
+//! 2. To relinquish a session, its [`DrainGate`] is closed at a moment when no request is in the gate and none of the session's calls is in
+//!    flight. No call can therefore start in a session that a peer has been asked to claim.
+//! 3. A session is transferred only when a peer asks for it. Until then, a client that returns late for an answer will still find the
+//!    session here.
+//! 4. The instance stops once no call in its sessions is in flight and it is not relaying any POST. It waits for those POSTs because their
+//!    clients may be unable to resume them elsewhere.
 //! 5. A session's answers are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
@@ -53,17 +53,17 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// How long a peer waits for the answers to ended calls to be written.
 ///
-/// After that, the client is asked to retry. At the end of a shutdown, this is also the minimum time allowed for writing the answers to
-/// cancelled calls and the tombstones of ended sessions.
+/// If they have not been written by then, the client is asked to retry. At the end of a shutdown, this is also the minimum time allowed for
+/// writing the answers to cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long open peer connections may take to complete at the end of a shutdown.
+/// How long open peer connections may take to finish at the end of a shutdown.
 pub(crate) const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the peer listener may take to close.
 const CLOSE_TIMEOUT: Duration = CONNECTION_END_TIMEOUT.saturating_mul(2);
 
-/// How often to check whether sessions are still being restored.
+/// Interval between checks of whether sessions are still being restored.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +82,7 @@ pub(crate) struct Shutdown {
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
     answers: Arc<Answers>,
-    /// The calls of all layers.
+    /// All layers' calls.
     calls: Mutex<Vec<Calls>>,
     /// The POSTs that this instance is relaying. This gate is never closed.
     relays: Arc<DrainGate>,
@@ -120,8 +120,8 @@ impl Shutdown {
 
     /// Records that a POST for a remote session is in flight, so that the shutdown waits for it.
     ///
-    /// The client may be unable to resume the POST once this instance has ended. Other methods do not count, because a GET's stream need
-    /// not end and can be opened again.
+    /// The client may be unable to resume the POST once this instance has shut down. Other methods are ignored, because a GET's stream may
+    /// never end, and the client can open it again.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
     }
@@ -141,7 +141,7 @@ impl Shutdown {
 
     /// Called when a call has ended, or a request no longer takes part in a restore.
     ///
-    /// Wakes the tasks that are waiting for its session.
+    /// Wakes the tasks waiting for its session.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
         if self.has_started.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
@@ -154,8 +154,7 @@ impl Shutdown {
     ///
     /// Also returns `true` once the instance has stopped.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // Checked in the same order in which a session is relinquished: its gate is closed, the session is recorded, and the gate is
-        // removed.
+        // Check in the order in which a session is relinquished: its gate is closed, the session is recorded, and the gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
@@ -168,9 +167,9 @@ impl Shutdown {
     }
 
     /// Waits until a session is idle or not local, or its gate is closed.
-    pub(crate) async fn until_idle(&self, id: &str) {
+    pub(crate) async fn wait_until_idle(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
-            gate.until_idle(|| self.is_idle(id)).await;
+            gate.wait_until_idle(|| self.is_idle(id)).await;
         }
     }
 
@@ -194,7 +193,7 @@ impl Shutdown {
         self.answers.flush(Some(deadline)).await || self.has_stopped()
     }
 
-    /// Relinquishes a session if none of its requests and calls is in flight.
+    /// Relinquishes a session if it has no requests or calls in flight.
     pub(crate) fn try_transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id)
             && gate.close_if_idle(|| self.is_idle(id))
@@ -216,14 +215,14 @@ impl Shutdown {
 
     /// Returns `true` if a session has no call in flight and no pending restore.
     ///
-    /// The requests in its gate are ignored.
+    /// This ignores the requests in its gate.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
             && !self.pending_restores.contains(SessionHash::of(id))
     }
 
-    /// Starts the shutdown. From now on, every answer is kept.
+    /// Starts the shutdown. From now on, every answer is stored.
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
         self.answers.retain_all();
         self.has_started.store(true, Ordering::Release);
@@ -296,9 +295,9 @@ impl ShutdownGuard<'_> {
         }
         let gates = self.0.open_gates();
         for (id, gate) in &gates {
-            gate.until_idle(|| self.0.is_idle(id)).await;
+            gate.wait_until_idle(|| self.0.is_idle(id)).await;
         }
-        self.0.relays.until_idle(|| true).await;
+        self.0.relays.wait_until_idle(|| true).await;
         for (id, gate) in &gates {
             gate.close_if_idle(|| self.0.is_idle(id));
         }
@@ -310,9 +309,9 @@ impl ShutdownGuard<'_> {
         self.0.sessions.close_gates();
     }
 
-    /// Waits for the remaining calls until `deadline`, then cancels the rest.
+    /// Waits for the remaining calls until `deadline`, then cancels those still in flight.
     ///
-    /// Returns how many calls have been cancelled.
+    /// Returns the number of calls cancelled.
     pub(crate) async fn drain(&self, deadline: Option<Instant>) -> usize {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();
@@ -320,11 +319,12 @@ impl ShutdownGuard<'_> {
             let remaining = deadline.map_or(Duration::MAX, |deadline| deadline - Instant::now());
             cancelled += calls.drain(remaining).await.cancelled;
         }
-        // Flushes the answers to calls that have ended since. If calls were cancelled at the limit, their answers are written after it.
+        // Flush the answers to calls that have ended since then. If calls were cancelled at the deadline, their answers can only be written
+        // after it.
         let min_until = Instant::now() + FLUSH_TIMEOUT;
         let until = deadline.map(|deadline| deadline.max(min_until));
         self.0.answers.flush(until).await;
-        let deleted = self.0.sessions.until_all_removed();
+        let deleted = self.0.sessions.wait_until_all_removed();
         match until {
             Some(until) => drop(timeout_at(until, deleted).await),
             None => deleted.await,

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
-        // Registered before the check, so that no change can be missed in between.
+        // Register before the check, so that no change can be missed in between.
         notified.as_mut().enable();
         if condition() {
             return;

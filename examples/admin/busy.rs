@@ -1,4 +1,4 @@
-//! Clients that call slow tools, some of which disconnect.
+//! Clients whose calls the page shows. They call slow tools, and some of them disconnect.
 
 use std::{error::Error, io, time::Duration};
 
@@ -16,7 +16,7 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     let _report = call(&client, json!(1), "report").await?;
     let _upload = call(&client, json!(2), "upload").await?;
     let second_client = Client::connect(addr).await?;
-    // Markup in place of an id and a name, as any client can send.
+    // Send markup instead of an id and a name, as any client could.
     let script = "<script>alert(1)</script>";
     let _markup = call(&second_client, json!("\"><b>7"), script).await?;
     loop {

@@ -1,4 +1,4 @@
-//! A server with a page that shows its calls, on a separate port that only this machine can reach.
+//! A server with a page that shows its calls. The page is served on its own port, which only this machine can reach.
 //!
 //! ```sh
 //! cargo run --example admin              # then open http://127.0.0.1:8769/calls
@@ -7,8 +7,8 @@
 //! curl -s http://127.0.0.1:8769/calls -d call=1 -H 'origin: http://127.0.0.1:8769' -o /dev/null
 //! ```
 //!
-//! The routes have no authentication. If other machines can reach them, put your own in front. The directory
-//! `calls_page` is meant to be copied.
+//! The routes are not authenticated, so put your own authentication in front of them if other machines can reach them.
+//! To use the page in your server, copy the directory `calls_page`.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ const MCP: &str = "127.0.0.1:8768";
 const ADMIN: &str = "127.0.0.1:8769";
 const LOG: &str = "warn,admin=info,mcp_cancel_on_disconnect=info";
 
-/// Works for ten minutes, whatever the tool's name.
+/// A server that works for ten minutes on every call, whatever the tool's name.
 #[derive(Clone)]
 struct Slow;
 

@@ -6,7 +6,7 @@
 //!
 //! | file | what it contains |
 //! |---|---|
-//! | `server.rs` | the three set-ups |
+//! | `server.rs` | the three setups |
 //! | `tool.rs` | a tool that stops when it is cancelled |
 //! | `scenario.rs` | each scenario's calls, and their expected outcomes |
 //! | `../shared/disconnects.rs` | clients that disconnect, and the table |
@@ -31,9 +31,11 @@ mod tool;
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
-    println!("A tool works for 5 s; clients hang up after 0.3 s. Times count from the hang-up.");
     println!(
-        "Every call has the JSON-RPC id {CALL_ID}. Unless a row names a grace, it is Grace::Immediate."
+        "A tool works for 5 s; clients hang up after 0.3 s. Times are measured from the hang-up."
+    );
+    println!(
+        "Every call has the JSON-RPC id {CALL_ID}. Unless a row says otherwise, the grace period is Grace::Immediate."
     );
     println!("By default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
     let setups = |scenario| Setup::ALL.map(|setup| (scenario, setup));

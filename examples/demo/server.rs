@@ -1,4 +1,4 @@
-//! The three setups, and the configuration that they share.
+//! The three setups and their shared configuration.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ fn bare_sessions() -> LocalSessionManager {
     sessions
 }
 
-/// Sends a short reconnect delay, because no grace period is shorter than that delay.
+/// Returns a configuration with a short reconnect delay. No grace period is shorter than that delay.
 fn session_config() -> SessionConfig {
     let mut config = SessionConfig::default();
     config.sse_retry = Some(RETRY);

@@ -37,7 +37,7 @@ enum Work {
     Ended(End),
 }
 
-/// The part of the log that concerns one of `callers` callers.
+/// The part of the log for one of `callers` callers.
 pub(crate) struct CallLog<'a> {
     pub(crate) log: &'a Log,
     pub(crate) caller: usize,

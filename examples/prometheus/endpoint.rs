@@ -6,7 +6,7 @@ use axum::{Router, http::header, routing::get};
 use mcp_cancel_on_disconnect::observe::Metrics;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// How often samples are drained from their buffers, even without a scrape.
+/// Interval at which samples are drained from their buffers, even without a scrape.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Installs this process's recorder. Must be called before any metrics are described.

@@ -1,4 +1,4 @@
-//! A server with metrics for Prometheus, and for the Grafana dashboard next to this file.
+//! A server that exports metrics for Prometheus and the Grafana dashboard next to this file.
 //!
 //! ```sh
 //! cargo run --features metrics --example prometheus
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(layer)
-        // Outside the layer, because a scrape is not a call.
+        // Keep this outside the layer, because a scrape is not a call.
         .merge(endpoint::router(prometheus.clone()));
 
     let listener = TcpListener::bind(ADDRESS).await?;

@@ -1,4 +1,4 @@
-//! Calls whose clients disconnect, and a table of their outcomes.
+//! Makes calls whose clients disconnect, and prints a table of the outcomes.
 
 use std::{
     fmt,
@@ -15,16 +15,16 @@ use tokio::{
 
 use super::raw::{Client, Connection};
 
-/// The JSON-RPC id of every call. Only their sessions distinguish them.
+/// The JSON-RPC id of every call. Calls can be distinguished only by their sessions.
 pub(crate) const CALL_ID: u32 = 7;
 
-/// How late a cancellation may be, because the machine may be busy.
+/// How late a cancellation may be, to allow for a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long a client waits to resume, after its disconnect or after the tool has ended.
+/// How long after its disconnect, or after the tool has ended, a client waits to resume.
 const RESUME_DELAY: Duration = Duration::from_secs(1);
 
-/// How long a client may take for everything that it does.
+/// How long a client may take in total.
 const LIMIT: Duration = Duration::from_secs(12);
 
 /// Time between the starts of two runs, so that no two clients disconnect at the same time.
@@ -46,7 +46,7 @@ pub(crate) enum ClientAction {
 
 /// What a tool has recorded about one call. A disconnected client cannot see this.
 pub(crate) trait ToolLog {
-    /// Waits until the tool is in the middle of its work for every client of the server.
+    /// Waits until the tool is in the middle of working for each of the server's clients.
     async fn wait_until_busy(&self) -> Result<()>;
 
     /// Waits until the tool has ended, and returns how it did.
@@ -237,8 +237,8 @@ pub(crate) fn print(line: fmt::Arguments<'_>) {
 impl Cell {
     fn is_as_expected(&self) -> bool {
         match (self.expected, &self.outcome) {
-            (Expected::Cancelled(due), Outcome::Cancelled(after)) => {
-                due <= *after && *after < due + TOLERANCE
+            (Expected::Cancelled(delay), Outcome::Cancelled(elapsed)) => {
+                delay <= *elapsed && *elapsed < delay + TOLERANCE
             }
             (Expected::RunsOn, Outcome::RanOn(_))
             | (Expected::Answered, Outcome::Answered)
@@ -260,8 +260,8 @@ impl fmt::Display for Cell {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cancelled(due) => {
-                write!(f, "cancelled after {due:?}, at most {TOLERANCE:?} late")
+            Self::Cancelled(delay) => {
+                write!(f, "cancelled after {delay:?}, at most {TOLERANCE:?} late")
             }
             Self::RunsOn => f.write_str("runs on"),
             Self::Answered => f.write_str("gets its answer"),

@@ -2,7 +2,7 @@
 //!
 //! [`Client`] uses MCP with sessions, [`call`] MCP without sessions, and [`request`] plain HTTP.
 
-#![allow(dead_code, unused_imports, reason = "no example needs all of it")]
+#![allow(dead_code, unused_imports, reason = "no example uses all of it")]
 
 use std::{io, net::SocketAddr};
 
@@ -16,7 +16,7 @@ pub(crate) use self::session::Client;
 
 mod session;
 
-/// A request that has been sent, and the part of its response that has been received.
+/// A request that has been sent, and what has been received of its response so far.
 pub(crate) struct Connection {
     stream: TcpStream,
     received: String,
@@ -109,7 +109,7 @@ impl Connection {
     pub(crate) fn hang_up(mut self) -> String {
         let mut bytes = [0; 4096];
         while let Ok(read @ 1..) = self.stream.try_read(&mut bytes) {
-            self.keep(bytes.get(..read).unwrap_or_default());
+            self.append(bytes.get(..read).unwrap_or_default());
         }
         self.received
     }
@@ -117,11 +117,11 @@ impl Connection {
     async fn read(&mut self) -> io::Result<usize> {
         let mut bytes = [0; 4096];
         let read = self.stream.read(&mut bytes).await?;
-        self.keep(bytes.get(..read).unwrap_or_default());
+        self.append(bytes.get(..read).unwrap_or_default());
         Ok(read)
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
+    fn append(&mut self, bytes: &[u8]) {
         self.received += &String::from_utf8_lossy(bytes);
     }
 }

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr};
 use axum::Router;
 use tokio::{net::TcpListener, task::JoinSet};
 
-/// Serves an application on a free port, in one of the tasks in `servers`.
+/// Serves an application on a free port, in a task that is added to `servers`.
 pub(crate) async fn serve(app: Router, servers: &mut JoinSet<()>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;

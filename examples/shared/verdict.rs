@@ -4,12 +4,12 @@ use std::{fmt::Display, process::ExitCode, time::Duration};
 
 use tokio::time::timeout;
 
-/// Returns success if everything has happened within `limit`. Otherwise prints what is wrong.
+/// Runs the example. Returns success if it succeeds within `limit`, and prints what is wrong if it does not.
 pub(crate) async fn verdict<E: Display>(
     limit: Duration,
-    play: impl Future<Output = Result<(), E>>,
+    run: impl Future<Output = Result<(), E>>,
 ) -> ExitCode {
-    match timeout(limit, play).await {
+    match timeout(limit, run).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
             println!("{error}");

@@ -16,10 +16,10 @@ use super::{CALLS_TIMEOUT, CONNECTIONS_TIMEOUT, app, serve_until};
 #[path = "../shared/raw.rs"]
 mod raw;
 
-/// Margin for cancelling the last calls, and for a busy machine.
+/// Extra time for cancelling the last calls, and for a busy machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// How many seconds each client's call takes. Half of the calls end in time.
+/// How many seconds each client's call takes. Half of the calls finish before the others are cancelled.
 const WORK: [u64; 4] = [1, 1, 600, 600];
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -27,7 +27,7 @@ type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 /// The demo's result.
 struct DemoResult {
     report: DrainReport,
-    took: Duration,
+    elapsed: Duration,
     answers: Vec<Answer>,
     closed_streams: usize,
 }
@@ -78,7 +78,7 @@ pub(super) async fn run() -> Result<ExitCode> {
     let (started, answers, closed_streams) = clients?;
     let result = DemoResult {
         report: report?,
-        took: started.elapsed(),
+        elapsed: started.elapsed(),
         answers,
         closed_streams,
     };
@@ -92,7 +92,7 @@ impl DemoResult {
     fn judge(&self, limit: Duration) -> ExitCode {
         let Self {
             report,
-            took,
+            elapsed,
             answers,
             closed_streams,
         } = self;
@@ -100,7 +100,7 @@ impl DemoResult {
             "{} calls ended, {} were cancelled; the server ended after {:.1} s",
             report.ended,
             report.cancelled,
-            took.as_secs_f64()
+            elapsed.as_secs_f64()
         );
         println!("the clients got: {answers:?}, and {closed_streams} standalone streams ended");
         let expected = WORK.map(|seconds| match seconds {
@@ -110,7 +110,7 @@ impl DemoResult {
         let as_expected = (report.ended, report.cancelled) == (2, 2)
             && *answers == expected
             && *closed_streams == WORK.len()
-            && *took <= limit;
+            && *elapsed <= limit;
         if as_expected {
             println!("all as expected");
             ExitCode::SUCCESS

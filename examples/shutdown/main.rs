@@ -5,7 +5,8 @@
 //! cargo run --example shutdown -- --demo    # starts its own clients; exit code 0 if every result is as expected
 //! ```
 //!
-//! While the server is running, this command makes a call that takes ten minutes. Then press Ctrl-C in either terminal:
+//! While the server is running, use this command to make a call that takes ten minutes. Then press Ctrl-C in either
+//! terminal:
 //!
 //! ```sh
 //! curl -sN http://127.0.0.1:8767/mcp -H 'mcp-protocol-version: 2026-07-28' -H 'mcp-method: tools/call' \
@@ -14,8 +15,8 @@
 //!        "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 //! ```
 //!
-//! The shutdown has three phases: calls may complete, then the rest are cancelled, and finally connections may close.
-//! To use it, copy [`serve_until`].
+//! The shutdown has three phases: calls get some time to complete, the remaining ones are cancelled, and then
+//! connections get some time to close. To use it in your server, copy [`serve_until`].
 
 use std::{
     error::Error,
@@ -54,7 +55,7 @@ const CALLS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long connections may take to close after the last call.
 ///
-/// Some never close, because their request is incomplete or their client does not read the rest of an answer.
+/// Some never close, because their request is incomplete or their client never reads the rest of an answer.
 const CONNECTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The log filter if `RUST_LOG` is not set.
@@ -138,7 +139,7 @@ async fn serve_until(
     Ok(report)
 }
 
-/// Completes on Ctrl-C, or on the signal that init systems and containers send.
+/// Completes on Ctrl-C or SIGTERM, which is what init systems and container runtimes send.
 async fn shutdown_signal() {
     let interrupt = async {
         if signal::ctrl_c().await.is_err() {

@@ -1,16 +1,16 @@
-//! The answers to ended calls, both those waiting to be written and those already written.
+//! Decides which answers to ended calls to write to the directory, and when.
 //!
-//! 1. A place is reserved when a call has ended, and the places order the queue. Unless it is evicted, an answer keeps its place until
-//!    [`ANSWER_TTL`] after the call ended, whether or not it has been written, and even if writes fail.
-//! 2. Answers that have been written, or may have been, count towards the bounds just like those that are waiting. That way the bounds
-//!    limit both the directory and this instance's memory.
-//! 3. Beyond a bound, the oldest answers are evicted. If an evicted answer may have been written, it is also removed from the directory.
+//! The queue holds both the answers still waiting to be written and those already written. [`AnswerWriter`](super::writer::AnswerWriter)
+//! carries out the writes and removals.
+//!
+//! 1. When a call has ended, it gets the next place in the queue. Unless it is evicted, its answer keeps that place until [`ANSWER_TTL`]
+//!    after the call ended, whether or not it has been written and even if writes fail.
+//! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way the bounds limit
+//!    both the directory and this instance's memory.
+//! 3. When a bound is exceeded, the oldest answers are evicted. One that may already have been written is also removed from the directory.
 //!    Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
 //! 4. After a failure, the queue pauses for [`RETRY_DELAY`].
-//! 5. A written answer stays in memory, because all answers are written again once the directory has lost data
-//!    ([`AnswerQueue::write_again`]).
-//!
-//! The queue only decides what to do. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
+//! 5. A written answer stays in memory so that it can be written again if the directory loses data ([`AnswerQueue::write_again`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
@@ -26,15 +26,15 @@ use crate::{
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
-/// Maximum size of one session's answers, which is also the library's default.
+/// Maximum total size of one session's answers, the same as the library's default.
 pub(super) const MAX_SESSION_SIZE: usize = 1024 * 1024;
 
-/// Maximum size of an instance's answers.
+/// Maximum total size of an instance's answers.
 pub(super) const MAX_INSTANCE_SIZE: usize = 64 * 1024 * 1024;
 
-/// Size added to the bytes of each answer.
+/// Number of bytes added to each answer's size.
 ///
-/// A key in the directory costs about this much. Counting it also bounds the number of answers.
+/// A key in the directory takes up about this much. Including it also bounds the number of answers.
 pub(super) const OVERHEAD: usize = 256;
 
 /// Maximum number of bytes in flight to the directory.
@@ -42,36 +42,36 @@ pub(super) const OVERHEAD: usize = 256;
 /// An instance that is shutting down may have 64 MiB to write, which then takes 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
-/// Maximum number of operations in flight. They are serialized on one connection.
+/// Maximum number of operations in flight. They are sent over one connection, one after the other.
 pub(super) const MAX_IN_FLIGHT: usize = 256;
 
-/// How long after a failure the directory is tried again.
+/// How long to wait after a failure before trying the directory again.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// How long after its call has ended an unwritten answer counts as late.
+/// How long after its call ended an unwritten answer is considered late.
 ///
-/// A write usually takes less, so answers are rarely late while the directory accepts them.
+/// A write usually takes less time, so answers are rarely late as long as the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// An instance's answers to ended calls, until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
-    /// Everything that counts towards the bounds, oldest first.
+    /// The answers that count towards the bounds, oldest first.
     answers: BTreeMap<u64, QueuedAnswer>,
     /// Evicted answers that may be in the directory and have no operation in flight.
     removals: BTreeMap<u64, Removal>,
-    /// The places in `answers` that are neither written nor in flight.
+    /// The places in `answers` whose answers are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and the places in `answers` that have not been written yet.
+    /// Reserved places, and the places in `answers` whose answers have not been written yet.
     unwritten: BTreeSet<u64>,
-    /// The place of each key. A key still has one while it is in flight or in `removals`.
+    /// Each key's place. A key still has its place while an operation on it is in flight, or while it is in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, SessionAnswers>,
     /// The total size of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// How often all answers have had to be written again.
+    /// How many times all answers have had to be written again.
     losses: u64,
     next_place: u64,
     /// When to try the directory again after a failure.
@@ -108,7 +108,7 @@ pub(super) struct Operation {
     pub(super) key: AnswerKey,
     /// The answer to write, or `None` to remove the one in the directory.
     pub(super) text: Option<Bytes>,
-    /// How much longer the answer is kept.
+    /// How much longer the directory should keep the answer.
     pub(super) ttl: Duration,
     place: Place,
     /// The value of `losses` when the operation started.
@@ -129,7 +129,7 @@ enum State {
     /// No write has started.
     New,
     InFlight,
-    /// A write failed but may have been executed, or the written answer may have been lost.
+    /// A write failed but may have been executed, or the directory may have lost the answer.
     Failed,
     Written,
 }
@@ -160,7 +160,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Frees a place, unless it already has an answer.
+    /// Frees a place, unless an answer has been put in it.
     pub(super) fn release(&mut self, place: Place) {
         if !self.answers.contains_key(&place.number) {
             self.unwritten.remove(&place.number);
@@ -171,8 +171,8 @@ impl AnswerQueue {
     ///
     /// # Edge cases
     ///
-    /// If the key already has a place, it keeps that place and its answer. An answer that is larger than [`MAX_SESSION_SIZE`], including
-    /// its [`OVERHEAD`], exceeds the bound and is not queued.
+    /// If the key already has a place, nothing changes and `text` is discarded. An answer that, together with its [`OVERHEAD`], is larger
+    /// than [`MAX_SESSION_SIZE`] exceeds the bound all by itself and is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_SESSION_SIZE {
@@ -221,7 +221,7 @@ impl AnswerQueue {
 
     /// Returns the next operation, which counts as in flight until [`complete`](Self::complete).
     ///
-    /// Returns `None` if nothing is waiting, the queue is paused, or the limits on what may be in flight have been reached.
+    /// Returns `None` if nothing is waiting, the queue is paused, or the in-flight limits have been reached.
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {
@@ -263,9 +263,9 @@ impl AnswerQueue {
         })
     }
 
-    /// Queues everything that has already been written, to be written again.
+    /// Queues all written answers to be written again.
     ///
-    /// Whatever is in flight is queued again when its operation ends.
+    /// Answers that are being written are queued again when their writes end.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
         for (number, queued) in &mut self.answers {
@@ -311,7 +311,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns when the next answer or removal expires, or the pause ends.
+    /// Returns when the next answer or removal expires or the pause ends, whichever is first.
     ///
     /// Returns `None` if nothing is queued.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -326,21 +326,21 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// Returns the place after all those reserved so far.
+    /// Returns the number that the next reserved place will get.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
 
     /// Returns `true` if no place before `end` is still reserved or has an unwritten answer.
     ///
-    /// Answers that have been evicted or have expired do not count.
+    /// Answers that have been evicted or have expired are ignored.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
     /// Returns `true` if any answer is late.
     ///
-    /// An answer is late if it is not known to be in the directory [`LATE_THRESHOLD`] after its call ended.
+    /// An answer is late if it is still not known to be in the directory [`LATE_THRESHOLD`] after its call ended.
     pub(super) fn has_late_answers(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));
@@ -405,7 +405,7 @@ impl AnswerQueue {
         Some(queued)
     }
 
-    /// Frees a key, unless it has been given another place by now.
+    /// Frees a key, unless it has since been given another place.
     fn free(&mut self, key: AnswerKey, number: u64) {
         if let Slot::Occupied(place) = self.places.entry(key)
             && *place.get() == number

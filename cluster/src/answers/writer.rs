@@ -35,7 +35,7 @@ pub(super) struct AnswerWriter {
     failure_warning: RateLimitedWarning,
 }
 
-/// A place reserved for the answer to an ended call. It is freed if dropped without an answer.
+/// A place reserved for the answer to an ended call. Dropping it without an answer frees the place.
 #[derive(Debug)]
 pub(super) struct ReservedPlace {
     writer: Arc<AnswerWriter>,
@@ -95,7 +95,7 @@ impl AnswerWriter {
         let end = self.queue().end();
         let all_written = wait_until(&self.progress, || self.queue().is_written_until(end));
         match deadline {
-            // The task writes the rest.
+            // On a timeout, the task still writes the rest.
             Some(deadline) => timeout_at(deadline, all_written).await.is_ok(),
             None => {
                 all_written.await;
@@ -109,7 +109,7 @@ impl AnswerWriter {
         self.queue().has_late_answers(Instant::now())
     }
 
-    /// Queues everything that has already been written, to be written again.
+    /// Queues all written answers to be written again.
     pub(super) fn write_again(&self) {
         self.queue().write_again();
         self.has_work.notify_one();
@@ -119,8 +119,7 @@ impl AnswerWriter {
     ///
     /// Warns if an answer has expired before it was written.
     ///
-    /// Returns when this must be called again, unless an operation completes or work is added before that. Returns `None` if nothing is
-    /// queued.
+    /// Returns when to call this again, if no operation completes and no work is added before then. Returns `None` if nothing is queued.
     fn start_operations(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();
         let mut queue = self.queue();

@@ -22,20 +22,21 @@ pub(crate) struct Owner {
 
 /// Minimum difference between a claim's epoch and the previous one.
 ///
-/// The epochs in between are reserved for the owner, which takes the next one each time its record is lost ([`Epoch::after_loss`]).
+/// The epochs in between are reserved for the owner, which takes the next one each time the directory loses its record
+/// ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
-/// An ownership's number. The text form is a decimal number.
+/// Orders a session's successive ownerships. The text form is a decimal number.
 ///
-/// It grows with every claim, even if the owner claims its own session again, so of two records for one session, the one with the lower
-/// epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it is
-/// therefore also higher than any epoch that a directory has lost.
+/// Every claim increases it, even if the owner claims its own session again, so if there are two records for one session, the one with the
+/// lower epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it
+/// is therefore also higher than any epoch that the directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
 /// A session's owner, and the epoch of its claim.
 ///
-/// A claim names the ownership that it replaces, and fails if the directory has a different record.
+/// A claim names the ownership that it is meant to replace, and fails if the directory has a different record.
 ///
 /// The text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,12 +51,12 @@ pub(crate) enum Record {
     Owned(Ownership),
     /// The session has ended. The text form is `- <incarnation> <epoch>`.
     ///
-    /// Either its client has ended it, or it could not be restored. The tombstone outlives the session so that no former owner can register
-    /// it again.
+    /// Either its client ended it, or it could not be restored. The tombstone outlives the session so that no former owner can register it
+    /// again.
     Deleted(Tombstone),
 }
 
-/// The instance that deleted a session, and an epoch no lower than the one this ended.
+/// The instance that deleted a session, and an epoch at least as high as the session's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tombstone {
     pub(crate) by: Incarnation,
@@ -85,9 +86,9 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch for a session that starts now.
+    /// Returns the epoch for a session that is being opened now.
     ///
-    /// A tombstone also gets this epoch if the session's own is not known.
+    /// A tombstone also gets this epoch if the session's own epoch is not known.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
@@ -110,7 +111,7 @@ impl Epoch {
 #[cfg(not(test))]
 fn wall_clock() -> u64 {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // A clock set before 1970 counts as 0. The epoch of a claim is still higher than the previous one.
+    // Treat a clock set before 1970 as 0. A claim's epoch is still higher than the previous one.
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
@@ -181,8 +182,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// It may not if this record has a higher epoch, if it has the same epoch and a higher incarnation, or if it is a tombstone with the
-    /// same epoch and incarnation.
+    /// The one with the higher epoch prevails, or if both have the same epoch, the one with the higher incarnation. If the incarnations are
+    /// the same as well, the record may be replaced unless it is a tombstone.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
@@ -226,8 +227,8 @@ impl FromStr for Record {
 impl Tombstone {
     /// Returns the tombstone that replaces `record`, with the higher of the two epochs.
     ///
-    /// Returns `None` if `record` belongs to another instance and its epoch is not lower. An instance may always replace its own record,
-    /// even if it no longer knows the record's epoch.
+    /// Returns `None` if `record` belongs to another instance and its epoch is not lower than this one's. An instance may always replace
+    /// its own record, even if it no longer knows the record's epoch.
     pub(crate) fn supersede(self, record: Option<Record>) -> Option<Self> {
         let (holder, epoch) = match record {
             None => return Some(self),

@@ -25,7 +25,7 @@ pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
 
 /// Returns the error response to a request that has not been started.
 ///
-/// The session may belong to another instance.
+/// It has not been started because its session may by now belong to another instance.
 pub(super) fn not_started(message: &ClientJsonRpcMessage) -> ServerSseMessage {
     let id = match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),

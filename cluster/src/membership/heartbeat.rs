@@ -145,8 +145,8 @@ impl Heartbeat {
     pub(crate) async fn wait_until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
-        self.sessions.until(is_decided).await;
-        self.sessions.relinquished.until_closed(session).await;
+        self.sessions.wait_until(is_decided).await;
+        self.sessions.relinquished.wait_until_closed(session).await;
     }
 
     /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
@@ -352,7 +352,7 @@ impl Heartbeat {
             select! {
                 () = entries.next_change() => {}
                 () = deletions.next_change() => {}
-                () = self.sessions.until_work() => {}
+                () = self.sessions.wait_until_work() => {}
                 () = self.directory_reachable.notified() => {}
             }
         }

@@ -191,7 +191,7 @@ impl Router {
     /// Returns at once for any other session.
     pub(crate) async fn wait_until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
-        self.sessions.relinquished.until_closed(session).await;
+        self.sessions.relinquished.wait_until_closed(session).await;
     }
 
     /// Rewrites a GET's event id into the form that the local session manager knows.

@@ -80,7 +80,7 @@ impl RunningRestore {
 
     /// Waits until the session is restored.
     pub(crate) async fn wait_until_restored(&self) {
-        self.router.sessions.until(|| self.is_restored()).await;
+        self.router.sessions.wait_until(|| self.is_restored()).await;
     }
 
     fn session(&self) -> SessionHash {

@@ -1,7 +1,7 @@
-//! Contested sessions: the directory has another owner's record for them, at a higher epoch.
+//! Contested sessions, for which the directory has another owner's record at a higher epoch.
 //!
-//! Until the heartbeat task decides, a contested session serves nothing new, but its calls continue. It is relinquished if the other owner
-//! has its lease, and claimed back if that owner provably has none.
+//! Until the heartbeat task has decided who owns it, a contested session serves nothing new, but its calls keep running. If the other owner
+//! has its lease, the session is relinquished to it. If that owner provably has no lease, the session is claimed back.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// Called when this instance has claimed a session, which ends its contest if it is local.
+    /// Called when this instance has claimed a session. If it is local, it is no longer contested.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));
@@ -25,10 +25,11 @@ impl Sessions {
 
     /// Called with the record that the directory has for a session.
     ///
-    /// This instance's own record confirms the session, another owner's contests it, and a tombstone relinquishes it.
+    /// If the record is this instance's own, the session is confirmed. If it is another owner's, the session is contested. If it is a
+    /// tombstone, the session is relinquished.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
-            Record::Owned(ownership) if ownership.owner.incarnation == self.me => {
+            Record::Owned(ownership) if ownership.owner.incarnation == self.this_instance => {
                 let must_renew = self.shard(session).get_mut(&session).is_some_and(|local| {
                     let is_later = ownership.epoch > local.epoch;
                     local.epoch = local.epoch.max(ownership.epoch);
@@ -55,7 +56,7 @@ impl Sessions {
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    // Set before the session is confirmed, because at any time this instance's status must show one of the two.
+                    // Set this before confirming the session, because this instance's status must show one of the two at any time.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
@@ -71,7 +72,7 @@ impl Sessions {
 
     /// Returns `true` if any session is contested, or has been relinquished but not closed yet.
     ///
-    /// Its calls may still be running.
+    /// In either case, its calls may still be running.
     pub(crate) fn has_unclosed(&self) -> bool {
         self.has_contested() || self.relinquished.has_pending_closes()
     }
@@ -105,12 +106,12 @@ impl Sessions {
 
     /// Waits until a session becomes contested.
     ///
-    /// Returns immediately if that has happened since this last returned.
-    pub(crate) async fn until_contested(&self) {
+    /// Returns immediately if one has become contested since this last returned.
+    pub(crate) async fn wait_until_contested(&self) {
         self.contest.notified().await;
     }
 
-    /// Returns `true` if no other instance contests a session or has claimed it since `lapse`.
+    /// Returns `true` if no other instance contests a session or can have claimed it since `lapse`.
     ///
     /// A session that is not local needs no verification.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {

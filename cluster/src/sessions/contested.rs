@@ -1,4 +1,4 @@
-//! Guards that count the sessions that are contested or must be written again.
+//! Guards that count contested sessions, and sessions that must be written again.
 
 use std::sync::{
     Arc,

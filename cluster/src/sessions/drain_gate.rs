@@ -1,8 +1,9 @@
-//! A session's drain gate counts the requests in flight, and can be closed.
+//! A session's drain gate, which counts its requests in flight and can be closed to new ones.
 //!
-//! 1. A request enters before it is served, and exits once it has an answer. None can enter once the gate has been closed.
-//! 2. Closing the gate when it is idle succeeds only if no request has entered since it was found idle. That way, conditions that are
-//!    checked in between, such as which calls have lost their clients, cannot have changed unnoticed.
+//! 1. A request enters the gate before it is served, and exits once it has been answered. Once the gate has been closed, no request can
+//!    enter.
+//! 2. Before an idle gate is closed, other conditions are checked as well, such as whether the session has calls in flight. The gate is
+//!    closed only if no request has entered since it was found idle, so the conditions cannot have changed unnoticed.
 //! 3. The gate never reopens. A session that is restored gets a new gate.
 
 use std::{
@@ -56,7 +57,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// It stays open if a request enters in the meantime. Returns `true` if the gate is closed, even if it already was.
+    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is closed, even if it already was.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {
@@ -80,7 +81,7 @@ impl DrainGate {
     }
 
     /// Waits until the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
-    pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
+    pub(crate) async fn wait_until_idle(&self, is_idle: impl Fn() -> bool) {
         let is_done = || {
             let before = *self.state();
             before.is_closed || before.in_flight == 0 && is_idle()
@@ -94,7 +95,7 @@ impl DrainGate {
         self.notify_changed();
     }
 
-    /// Wakes the tasks that are waiting for the gate, because what they check may have changed.
+    /// Wakes the tasks waiting for the gate, because the conditions they check may have changed.
     pub(crate) fn notify_changed(&self) {
         self.changed.notify_waiters();
     }

@@ -1,7 +1,7 @@
-//! Generations distinguish a session's events before a restore from those after it.
+//! Generations, which distinguish a session's events before a restore from those after it.
 //!
-//! A restored session numbers its events from 0 again, even in the same process, so its event ids carry a generation of their own. The
-//! event ids of all other sessions carry their instance's incarnation.
+//! A restored session numbers its events from 0 again, even in the same process, so its event ids carry a generation of their own. All
+//! other sessions' event ids carry their instance's incarnation.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use crate::ids::Incarnation;
 /// Maps each session to its generation.
 #[derive(Debug)]
 pub(crate) struct Generations {
-    me: Incarnation,
+    this_instance: Incarnation,
     /// The generations of the sessions that have been restored here.
     restored: RwLock<HashMap<Box<str>, Incarnation>>,
 }
@@ -21,9 +21,9 @@ pub(crate) struct Generations {
 // === impl Generations ===
 
 impl Generations {
-    pub(crate) fn new(me: Incarnation) -> Self {
+    pub(crate) fn new(this_instance: Incarnation) -> Self {
         Self {
-            me,
+            this_instance,
             restored: RwLock::default(),
         }
     }
@@ -44,7 +44,10 @@ impl Generations {
     ///
     /// This is the instance's incarnation, unless the session was restored here and is still open.
     pub(crate) fn get(&self, session: &str) -> Incarnation {
-        self.read().get(session).copied().unwrap_or(self.me)
+        self.read()
+            .get(session)
+            .copied()
+            .unwrap_or(self.this_instance)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, HashMap<Box<str>, Incarnation>> {

@@ -11,20 +11,20 @@ use tokio::time::Instant;
 pub(crate) struct Lapse {
     /// A session is verified once it has been confirmed at or after this time.
     pub(crate) since: Instant,
-    /// Whether this process stalled, in which case only a new epoch verifies a session. A mere write does not.
+    /// Whether this process stalled. In that case, only a new epoch verifies a session. A mere write does not.
     pub(crate) by_stall: bool,
 }
 
 // === impl Lapse ===
 
 impl Lapse {
-    /// Returns the lapse of an instance whose process has stalled.
+    /// Creates the lapse for an instance whose process has stalled.
     pub(crate) fn by_stall(since: Instant) -> Self {
         let by_stall = true;
         Self { since, by_stall }
     }
 
-    /// Returns the lapse of an instance whose heartbeats remained unanswered.
+    /// Creates the lapse for an instance whose heartbeats went unanswered.
     pub(crate) fn by_failures(since: Instant) -> Self {
         let by_stall = false;
         Self { since, by_stall }

@@ -18,14 +18,14 @@ pub(super) struct LocalSession {
     _index_guard: IndexGuard,
     /// The epoch at which this instance owns the session.
     pub(super) epoch: Epoch,
-    /// The other owner's record in the directory, if it has a higher epoch.
+    /// Another owner's record in the directory, if there is one with a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// Set while the session has to be written again before the directory counts as consistent.
+    /// Set while the session has to be written again before the directory is considered consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. The session is not written until they are known.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
-    /// When the directory is known to have had the session. `None` if it has yet to be written.
+    /// When the session was last known to be in the directory. `None` if it has yet to be written.
     pub(super) written: Option<Instant>,
     /// When the session last took an epoch. Claims on earlier records can no longer succeed.
     pub(super) renewed: Instant,
@@ -98,7 +98,7 @@ impl LocalSession {
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// Records that the directory had the session at `at`, and takes the new epoch, if any.
+    /// Records that the directory had the session at `at`, and adopts the new epoch, if any.
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;

@@ -1,7 +1,7 @@
 //! Sessions that are about to be restored here.
 //!
-//! 1. To a peer, such a session is already local. Otherwise the peer would claim a session that this instance has only just claimed, and
-//!    both would restore it.
+//! 1. As far as peers are concerned, such a session is already local. Otherwise a peer would claim a session that this instance has only
+//!    just claimed, and both would restore it.
 //! 2. Only one request at a time restores a session.
 
 use std::{
@@ -56,7 +56,7 @@ impl PendingRestores {
         restore
     }
 
-    /// Joins the pending restore of a session, or returns `None` if there is none.
+    /// Joins a session's pending restore, or returns `None` if there is none.
     pub(crate) fn join(&self, session: SessionHash) -> Option<PendingRestore> {
         let mut restoring = self.restoring();
         let status = restoring.get_mut(&session)?;
@@ -72,9 +72,9 @@ impl PendingRestores {
         }
     }
 
-    /// Calls `act` unless a restore of a session is pending.
+    /// Calls `act` unless the session is about to be restored.
     ///
-    /// The lock is held during the call, so that no restore can start in the meantime.
+    /// The lock is held during the call, so no restore can start in the meantime.
     pub(crate) fn run_unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {

@@ -9,7 +9,7 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// Maximum number of deleted sessions in each queue, beyond which the oldest are dropped.
+/// Maximum number of deleted sessions in each queue. Beyond that, the oldest are dropped.
 ///
 /// The directory removes their records by itself within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
@@ -23,7 +23,7 @@ pub(crate) enum Work {
     Register(Batch),
 }
 
-/// Sessions that are written together.
+/// Sessions to be written together.
 pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
@@ -32,18 +32,18 @@ pub(crate) struct Batch {
     pub(super) is_rewrite: bool,
 }
 
-/// Everything that must be written.
+/// The sessions and tombstones to write.
 #[derive(Default)]
 pub(super) struct Queues {
     /// Sessions that have never been in the directory. They are written first, because their clients are waiting.
     pub(super) fresh: VecDeque<SessionHash>,
-    /// Sessions that are written again.
+    /// Sessions to be written again.
     pub(super) rewrites: VecDeque<SessionHash>,
     /// Deleted sessions whose tombstones have not been written yet.
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions whose tombstones have been written, and when, oldest first.
     ///
-    /// There are at most [`MAX_DELETED`]. They are queued again when the directory may have lost data.
+    /// There are at most [`MAX_DELETED`]. If the directory may have lost data, they are queued again.
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
@@ -67,7 +67,7 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// Records that the directory has a session's tombstone, which covers all its queued deletions.
+    /// Records that a session's tombstone has been written. This completes its queued deletions.
     ///
     /// Does nothing if none is queued.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
@@ -102,7 +102,7 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Returns `true` if a tombstone that may be lost has not been written again yet.
+    /// Returns `true` if a tombstone that may have been lost has not been written again yet.
     pub(super) fn has_lost_tombstones(&self) -> bool {
         self.deleted.iter().any(|deleted| deleted.is_rewrite)
     }

@@ -36,7 +36,7 @@ pub(crate) struct Relinquished {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RelinquishedTo {
     Owner(Owner),
-    /// The next instance that asks for the session claims it.
+    /// The next instance that asks for the session will claim it.
     AnyClaimer,
     /// The restore failed, and the next request will restore the session again.
     RestoreRetry,
@@ -86,8 +86,8 @@ impl RelinquishedSessions {
 
     /// Waits until every pending close of a session has completed.
     ///
-    /// If the session were restored any earlier, it would be closed as well.
-    pub(crate) async fn until_closed(&self, session: SessionHash) {
+    /// A session restored before then would be closed as well.
+    pub(crate) async fn wait_until_closed(&self, session: SessionHash) {
         let is_closed = || !self.closing().contains_key(&session);
         wait_until(&self.closed, is_closed).await;
     }

@@ -1,10 +1,11 @@
-//! Restore attempts on this instance.
+//! Counts this instance's attempts to restore each session, so as not to retry forever.
 //!
-//! 1. An attempt counts as soon as its session's parameters have been loaded. After three failures, the session counts as unrestorable.
-//! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. The session manager and
-//!    the session store notice this because rmcp drops their futures.
-//! 3. When an attempt is given up, rmcp answers 404 to the requests that are waiting for it (`aborted_restore` in ARCHITECTURE.md,
-//!    Workarounds). That is why each given-up attempt is recorded for [`GIVEN_UP_TTL`].
+//! 1. An attempt is counted as soon as its session's parameters have been loaded. After three failures, the session is considered
+//!    unrestorable.
+//! 2. If the client disconnects or a layer answers in place of rmcp, the attempt is given up, which is not a failure. The session manager
+//!    and the session store notice this because rmcp drops their futures.
+//! 3. When an attempt is given up, rmcp answers 404 to the requests waiting for it (`aborted_restore` in ARCHITECTURE.md, Workarounds). To
+//!    recognize these answers, each attempt that has been given up is remembered for [`GIVEN_UP_TTL`].
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -20,15 +21,15 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// Number of failed attempts after which a session counts as unrestorable.
+/// Number of failed attempts after which a session is considered unrestorable.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Maximum number of sessions whose attempts are counted.
 ///
-/// After a deployment that cannot restore the old sessions, all of their clients return within a few minutes.
+/// If a new deployment cannot restore the old sessions, all of their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
-/// How long a session's attempts are counted after the last one.
+/// How long a session's attempts are remembered after the last one.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an attempt that has been given up affects other requests.
@@ -50,7 +51,7 @@ struct Attempts {
     given_up: Option<Instant>,
 }
 
-/// A step of an attempt that rmcp awaits.
+/// A step of a restore attempt, during which rmcp awaits a future.
 ///
 /// If it is dropped before [`complete`](Self::complete), the attempt has been given up.
 pub(crate) struct RestoreStep<'a> {
@@ -71,7 +72,7 @@ impl RestoreAttempts {
         });
     }
 
-    /// Begins to load a session's parameters, before the attempt is counted.
+    /// Begins to load a session's parameters. The attempt is counted only once they are loaded.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }

@@ -1,6 +1,7 @@
 //! The local sessions' ids and drain gates.
 //!
-//! Every request looks up its session here. Hashing the id the way the directory does would take ten times as long as the lookup.
+//! Every request looks up its session here. The index is separate because hashing the id the way the directory does would take ten times as
+//! long as the lookup.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -32,7 +33,7 @@ type Shard = HashMap<Arc<str>, SessionRow, RandomState>;
 
 #[derive(Default)]
 struct SessionRow {
-    /// How many times the id has been inserted without being removed again.
+    /// Number of insertions that have not been undone yet.
     count: usize,
     gate: Arc<DrainGate>,
 }
@@ -82,7 +83,7 @@ impl SessionIndex {
 
     /// Closes all gates, including those of later sessions, even if requests are in flight.
     pub(super) fn close_all(&self) {
-        // Stored first, so that a concurrent `insert` either sees the flag or has its gate closed below.
+        // Set the flag first, so that a concurrent `insert` either sees it or has its gate closed below.
         self.is_closed.store(true, Ordering::Release);
         for shard in &self.shards {
             for row in lock(shard).values() {

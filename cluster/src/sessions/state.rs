@@ -26,27 +26,27 @@ use crate::{
 /// Number of locks that the sessions are spread over.
 const SHARDS: usize = 64;
 
-/// How long a session may stay loaded without being opened, before it is removed.
+/// How long a loaded session may take to be opened before it is removed.
 ///
-/// Other requests also wait this long for a restore.
+/// This is also how long other requests wait for a restore.
 pub(crate) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The local sessions.
 pub(crate) struct Sessions {
     pub(super) session_index: Arc<SessionIndex>,
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
-    pub(super) me: Incarnation,
+    pub(super) this_instance: Incarnation,
     pub(crate) restore_attempts: RestoreAttempts,
     pub(super) queues: Mutex<Queues>,
     /// Number of contested sessions, nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
-    /// Number of sessions that must be written again before the directory counts as consistent.
+    /// Number of sessions that must be written again before the directory is considered consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// Notified when there may be something to write.
     pub(super) wake: Notify,
     /// Notified when something has been written.
     ///
-    /// Also notified when a condition passed to [`until`](Self::until) may have become true for another reason.
+    /// Also notified when a condition passed to [`wait_until`](Self::wait_until) may have become true for another reason.
     pub(super) written: Notify,
     /// Notified when a session has become contested.
     pub(super) contest: Notify,
@@ -57,12 +57,14 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// Returns an empty set, along with the receiver for relinquished sessions.
-    pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Relinquished>) {
+    pub(crate) fn new(
+        this_instance: Incarnation,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Relinquished>) {
         let (relinquished, receiver) = RelinquishedSessions::new();
         let sessions = Self {
             session_index: SessionIndex::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            me,
+            this_instance,
             restore_attempts: RestoreAttempts::default(),
             queues: Mutex::default(),
             contested: Arc::default(),
@@ -166,7 +168,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Queues a session that the directory needs, unless it has already been written or queued.
+    /// Queues a session whose parameters are known, unless it has already been written or queued.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unwritten() && !std::mem::replace(&mut local.is_queued, true)
@@ -186,7 +188,7 @@ impl Sessions {
 
     /// Returns `true` if a newly opened session may be given to its client.
     ///
-    /// Its gate must be open, and the directory must have its record (a session without parameters needs none). Otherwise the session is
+    /// Its gate must be open, and the directory must have its record (a session without parameters needs none). Otherwise, the session is
     /// relinquished so that it gets closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
@@ -197,7 +199,7 @@ impl Sessions {
         };
         self.queues().fresh.retain(|fresh| *fresh != session);
         if local.was_sent {
-            // A write that is still in flight may yet succeed.
+            // A write still in flight may yet succeed, so the record has to be deleted.
             self.delete_later(session, local.epoch);
         }
         self.relinquished
@@ -236,7 +238,7 @@ impl Sessions {
 
     /// Called when a session's parameters have been read and it is about to be restored here.
     ///
-    /// A session that is already local keeps any parameters it has, and takes the new epoch if that is higher.
+    /// A session that is already local keeps its own parameters, if they are known, and takes the new epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -276,12 +278,12 @@ impl Sessions {
 
     /// Called when a client has ended its session. Queues the session's tombstone.
     pub(crate) fn on_deleted(&self, id: &str) {
-        // If the session has already been closed, its epoch is no longer known here. The tombstone takes the record's epoch if that is
-        // higher.
+        // If the session has already been closed, its epoch is no longer known here. The tombstone gets a new one, or the record's if that
+        // is higher.
         self.end(id, Epoch::now());
     }
 
-    /// Called when a session has ended because this instance cannot restore it.
+    /// Called when a session turns out to be unrestorable, which ends it.
     ///
     /// The tombstone that it queues does not replace a later claim.
     pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
@@ -294,7 +296,7 @@ impl Sessions {
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // The session is open at another service than the one that received the request, and has to be closed there.
+                // The session is open at a service other than the one that received the request, and has to be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));
@@ -323,8 +325,8 @@ impl Sessions {
     }
 
     /// Waits until the directory has a session, or the session is no longer local.
-    pub(crate) async fn until_written(&self, session: SessionHash) {
-        self.until(|| {
+    pub(crate) async fn wait_until_written(&self, session: SessionHash) {
+        self.wait_until(|| {
             self.shard(session)
                 .get(&session)
                 .is_none_or(|local| local.written.is_some())
@@ -342,19 +344,19 @@ impl Sessions {
     }
 
     /// Waits until a session has no tombstone left to be written.
-    pub(crate) async fn until_removed(&self, session: SessionHash) {
-        self.until(|| !self.is_deleted(session)).await;
+    pub(crate) async fn wait_until_removed(&self, session: SessionHash) {
+        self.wait_until(|| !self.is_deleted(session)).await;
     }
 
     /// Waits until the directory has the tombstones of all deleted sessions.
-    pub(crate) async fn until_all_removed(&self) {
-        self.until(|| self.queues().deleted.is_empty()).await;
+    pub(crate) async fn wait_until_all_removed(&self) {
+        self.wait_until(|| self.queues().deleted.is_empty()).await;
     }
 
     /// Waits until `condition` returns `true`.
     ///
     /// The condition is checked at once, and again after each write, restore, relinquishment and heartbeat.
-    pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
+    pub(crate) async fn wait_until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }
 
@@ -392,16 +394,16 @@ impl Sessions {
             && condition(local.get())
         {
             let mut local = local.remove();
-            // It still counts as contested until its close is pending.
+            // Keep counting it as contested until its close is pending.
             let _contested = local.contested.take();
-            // Sent under the lock, so that any request that no longer finds the session here will find its pending close.
+            // Send it while holding the lock, so that any request that no longer finds the session here will find its pending close.
             self.relinquished
                 .notify(local.into_relinquished(session, to));
             self.notify_changed();
         }
     }
 
-    /// Wakes the tasks that are waiting in [`until`](Self::until).
+    /// Wakes the tasks that are waiting in [`wait_until`](Self::wait_until).
     pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }

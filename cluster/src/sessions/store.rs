@@ -1,8 +1,8 @@
-//! rmcp's session store: keeps in the directory what it takes to restore a session elsewhere.
+//! rmcp's session store, which uses the directory to keep what is needed to restore a session.
 //!
-//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not start ([`Sessions::admit_new_session`]). An ended session's
-//!    tombstone is written as soon as the directory answers.
-//! 2. Only a session's owner restores it. The owner has to claim it first, and the restore is pending in the meantime.
+//! 1. A new session that has not been written to the directory within [`OPEN_TIMEOUT`] is not started ([`Sessions::admit_new_session`]). An
+//!    ended session's tombstone is written as soon as the directory answers.
+//! 2. Only a session's owner restores it. The owner has to claim the session first, and in the meantime the restore is pending.
 //! 3. Neither errors nor log lines contain session ids.
 
 use std::{io, sync::Arc, time::Duration};
@@ -22,18 +22,18 @@ use crate::{
 
 /// Maximum length of a session's parameters, as JSON.
 ///
-/// With longer parameters, clients can still reach the session, but it is not restored once its instance has died.
+/// Clients can still reach a session with longer parameters, but it is not restored once its instance has died.
 const MAX_PARAMS: usize = 64 * 1024;
 
 /// How long a new session waits for its record to be written.
 ///
-/// This allows for two attempts of [`DIRECTORY_TIMEOUT`] each.
+/// This is long enough for two attempts of [`DIRECTORY_TIMEOUT`] each.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Stores what is needed to restore a session in the directory.
+/// Keeps, in the directory, what is needed to restore a session.
 #[derive(Debug)]
 pub(crate) struct ClusterStore {
-    me: Incarnation,
+    this_instance: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
     too_large_warning: RateLimitedWarning,
@@ -42,9 +42,13 @@ pub(crate) struct ClusterStore {
 // === impl ClusterStore ===
 
 impl ClusterStore {
-    pub(crate) fn new(me: Incarnation, directory: Limited, sessions: Arc<Sessions>) -> Self {
+    pub(crate) fn new(
+        this_instance: Incarnation,
+        directory: Limited,
+        sessions: Arc<Sessions>,
+    ) -> Self {
         Self {
-            me,
+            this_instance,
             directory,
             sessions,
             too_large_warning: RateLimitedWarning::default(),
@@ -65,11 +69,11 @@ impl SessionStore for ClusterStore {
         let Some(entry) = loaded? else {
             return Ok(None);
         };
-        // Checked again, because the session may have been deleted while it was being loaded.
+        // Check again, because the session may have been deleted while it was being loaded.
         if self.sessions.is_deleted(session) {
             return Ok(None);
         }
-        if entry.ownership.owner.incarnation != self.me {
+        if entry.ownership.owner.incarnation != self.this_instance {
             return Err(io::Error::other("another instance owns the session").into());
         }
         if entry.params.is_empty() {
@@ -94,7 +98,9 @@ impl SessionStore for ClusterStore {
             params.clear();
         }
         self.sessions.on_initialized(session_id, params.into());
-        let written = self.sessions.until_written(SessionHash::of(session_id));
+        let written = self
+            .sessions
+            .wait_until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
             tracing::debug!("the directory does not have a new session yet");
         }
@@ -103,7 +109,9 @@ impl SessionStore for ClusterStore {
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
         self.sessions.on_deleted(session_id);
-        let removed = self.sessions.until_removed(SessionHash::of(session_id));
+        let removed = self
+            .sessions
+            .wait_until_removed(SessionHash::of(session_id));
         if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
             tracing::debug!(
                 "a session has ended, and the directory does not have its tombstone yet"

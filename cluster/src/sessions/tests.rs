@@ -259,7 +259,7 @@ fn an_epoch_that_was_taken_without_a_reply_is_not_the_next_one() {
     let unanswered = next(&sessions).unwrap();
     let taken = Ownership {
         owner: Owner {
-            incarnation: sessions.me,
+            incarnation: sessions.this_instance,
             ..other()
         },
         epoch: unanswered.sessions[0].renewed.unwrap(),
@@ -415,7 +415,7 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
     sessions.begin("a", params());
     let second = Duration::from_secs(1);
     let times_out = async || {
-        timeout(second, sessions.until_written(hash("a")))
+        timeout(second, sessions.wait_until_written(hash("a")))
             .await
             .is_err()
     };

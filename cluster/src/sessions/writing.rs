@@ -1,4 +1,4 @@
-//! Writing sessions and tombstones to the directory.
+//! Queues sessions and tombstones, and selects what to write to the directory next.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
@@ -16,20 +16,20 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum number of sessions in one batch, which also ends at [`MAX_BATCH_BYTES`].
+/// Maximum number of sessions in one batch. A batch also ends once it reaches [`MAX_BATCH_BYTES`].
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// Age at which a written session is written again.
+/// How long after its last write a session is written again.
 ///
-/// A record that the backend has evicted is therefore missing for at most 70 s.
+/// If the backend evicts a record, it is therefore missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
 impl Sessions {
     /// Waits until something may have been queued.
-    pub(crate) async fn until_work(&self) {
+    pub(crate) async fn wait_until_work(&self) {
         self.wake.notified().await;
     }
 
@@ -108,7 +108,7 @@ impl Sessions {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write, new ones before those that are written again.
+    /// Returns the next sessions to write, new ones before those to be written again.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
@@ -128,7 +128,7 @@ impl Sessions {
             .filter(|deleted| !deleted.is_in_flight);
         let taken = waiting.take(MAX_BATCH).map(|deleted| {
             deleted.is_in_flight = true;
-            let (by, epoch) = (self.me, deleted.epoch);
+            let (by, epoch) = (self.this_instance, deleted.epoch);
             (deleted.session, Tombstone { by, epoch })
         });
         taken.collect()

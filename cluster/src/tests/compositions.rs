@@ -159,7 +159,7 @@ impl SlowInstance {
         let mcp = Mcp::session(served.addr, PATH).await;
         let sessions = &cluster.router().sessions;
         sessions.relinquish_to_owner(hash(&mcp), unreachable_owner());
-        sessions.relinquished.until_closed(hash(&mcp)).await;
+        sessions.relinquished.wait_until_closed(hash(&mcp)).await;
         Self {
             directory,
             cluster,
@@ -178,7 +178,10 @@ impl SlowInstance {
             }
         };
         within("the restore to end", ended).await;
-        let closed = router.sessions.relinquished.until_closed(hash(&self.mcp));
+        let closed = router
+            .sessions
+            .relinquished
+            .wait_until_closed(hash(&self.mcp));
         closed.await;
     }
 }
@@ -471,7 +474,11 @@ async fn a_request_that_waits_for_an_abandoned_one_must_be_sent_again() {
     router
         .sessions
         .relinquish_to_owner(hash(mcp), unreachable_owner());
-    router.sessions.relinquished.until_closed(hash(mcp)).await;
+    router
+        .sessions
+        .relinquished
+        .wait_until_closed(hash(mcp))
+        .await;
     pass(SECOND * 7 / 10).await;
     let mut second = mcp.request(3, "tools/list", json!({})).await;
     pass(SECOND / 5).await;

@@ -92,7 +92,7 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
         let session = at_b.session_id().unwrap();
         if let Some(gate) = routing.sessions.gate(session) {
             let is_idle = || !routing.restores.contains(hash(&at_b));
-            let mut idle = Box::pin(gate.until_idle(is_idle));
+            let mut idle = Box::pin(gate.wait_until_idle(is_idle));
             let is_waiting = (&mut idle).now_or_never().is_none();
             drop(first);
             run_other_tasks().await;

@@ -387,7 +387,11 @@ async fn a_panicking_log_stops_neither_the_heartbeats_nor_the_closing_of_session
     pass(2 * SETTLE_PERIOD).await;
     assert_eq!(echo(&kept, 1).await, 1);
     a.routing().sessions.relinquish_to_owner(hash(&lost), b.me);
-    let closed = a.routing().sessions.relinquished.until_closed(hash(&lost));
+    let closed = a
+        .routing()
+        .sessions
+        .relinquished
+        .wait_until_closed(hash(&lost));
     within("the session to close", closed).await;
     assert_eq!(
         within("a response head", a.initialize().await.head())

@@ -84,7 +84,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
         let _shutdown = routing.shutdown.begin();
         let gate = routing.sessions.gate(at_b.session_id().unwrap()).unwrap();
         let is_idle = || !routing.restores.contains(hash(&at_b));
-        let mut idle = Box::pin(gate.until_idle(is_idle));
+        let mut idle = Box::pin(gate.wait_until_idle(is_idle));
         assert!((&mut idle).now_or_never().is_none());
         if disconnects {
             drop(late);
@@ -451,7 +451,11 @@ async fn statuses_after(failures: &[InitializeFailure], errors: usize) -> [u16; 
     router
         .sessions
         .relinquish_to_owner(hash(&mcp), unreachable_owner());
-    router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    router
+        .sessions
+        .relinquished
+        .wait_until_closed(hash(&mcp))
+        .await;
     assert!(!router.sessions.has_open_gate(mcp.session_id().unwrap()));
     let mut answered = [0; 4];
     for (id, answered) in (1..).zip(&mut answered) {

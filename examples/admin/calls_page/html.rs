@@ -1,4 +1,4 @@
-//! The page. Text from clients is only ever written through [`Text`].
+//! Renders the page. Any text from clients is written through [`Text`].
 
 use std::{
     fmt::{self, Write as _},
@@ -66,7 +66,7 @@ fn write_page(page: &mut String, rows: &[Row], mark: &str, missed: Option<u64>) 
         write_table(page, rows, mark)?;
     }
     page.push_str(
-        "</main>\n<footer><span class=\"live\">Fresh every 2 s</span> <a href=\"calls.json\">JSON</a></footer>\n\
+        "</main>\n<footer><span class=\"live\">Refreshed every 2 s</span> <a href=\"calls.json\">JSON</a></footer>\n\
          </body>\n</html>\n",
     );
     Ok(())

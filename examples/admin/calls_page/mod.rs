@@ -1,4 +1,5 @@
-//! The calls in flight, as a page and as JSON, with a button to cancel each. Copy this directory into your server:
+//! Serves the calls in flight as a page and as JSON, with a button to cancel each call. Copy this directory into your
+//! server:
 //!
 //! ```ignore
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
@@ -7,16 +8,17 @@
 //! Any client that can reach these routes can cancel every call and see the names of all tools. Put your own
 //! authentication in front of them, or serve them only on a loopback address, wrapped in [`local_names_only`].
 //!
-//! 1. Only a POST changes anything, and only if the page itself has sent it ([`SameOrigin`]).
+//! 1. Only a POST can change anything, and only if it was sent by the page itself ([`SameOrigin`]).
 //! 2. The method, the tool and the ids are sent by clients, so they are truncated, escaped, and shown as text
 //!    ([`html`]).
-//! 3. The page only loads its own style and script, and runs nothing inline.
-//! 4. Session ids are secrets, so a keyed hash shows which calls and log lines belong to the same session.
-//! 5. A page from another process cannot cancel anything, because its call numbers refer to different calls in this
-//!    one. This is why the page sends its process's mark. Scripts can send the mark too: it is the `process` field in
+//! 3. The page loads only its own style sheet and script, and inline code is not run.
+//! 4. Session ids are secrets, so the page shows a keyed hash instead. Calls and log lines with the same hash belong to
+//!    the same session.
+//! 5. Call numbers are valid only within one process. Each page therefore sends the mark of the process that served it,
+//!    and a page from another process cannot cancel anything. A script can send the mark, too: it is `process` in
 //!    `/calls.json`.
-//! 6. A button that has just moved under the pointer cannot be pressed. Otherwise a double click, or a row that moves,
-//!    would cancel a different call.
+//! 6. A button that has just moved under the pointer cannot be pressed, because otherwise a double click or a moving
+//!    row would cancel the wrong call.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -49,13 +51,13 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 pub(crate) struct Page {
     calls: Calls,
-    /// The key for the page's mark, which is different in each process.
+    /// The key for the page's mark. Each process has a different one.
     key: Arc<RandomState>,
 }
 
 #[derive(Serialize)]
 struct Listing {
-    /// The mark of this process, which the call numbers belong to.
+    /// This process's mark. The call numbers are valid only within this process.
     process: String,
     calls: Vec<Row>,
 }
@@ -67,7 +69,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark of the page that the button is on. A script's request needs none.
+    /// The mark of the page whose button was pressed. A script may omit it.
     page: Option<String>,
 }
 

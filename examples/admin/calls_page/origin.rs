@@ -13,16 +13,16 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// A request sent by one of this server's own pages.
 ///
-/// Other sites can make a browser send us forms, along with its cookies, but they cannot forge the headers in which
-/// the browser sends their origin.
+/// Other sites can make a browser send forms here, along with its cookies, but they cannot forge the headers in which
+/// the browser states where a request is from.
 ///
-/// `Origin` must have the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of the two must be
+/// `Origin` must name the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of the two must be
 /// present, and neither may be repeated. A proxy in front must not change `Host`.
 pub(super) struct SameOrigin;
 
 /// Only answers requests whose host is `localhost` or a loopback address.
 ///
-/// Otherwise a site could resolve its own name to 127.0.0.1, which would give it the same origin (DNS rebinding).
+/// Otherwise a site could make its own name resolve to 127.0.0.1, and would then have the same origin (DNS rebinding).
 pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {
     let host = host(request.uri().authority(), request.headers());
     let host = host.as_ref().map(Authority::host);
@@ -54,7 +54,8 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Returns `true` if one of this server's pages sent the request.
 ///
-/// Returns `None` if a header is repeated or unreadable, or if neither header is present.
+/// Returns `None` if one of the headers is repeated or is not text, if there is no valid host, or if neither header is
+/// present.
 fn is_same_origin(parts: &Parts) -> Option<bool> {
     let origin = single_value(&parts.headers, &header::ORIGIN)?;
     let site = single_value(&parts.headers, &SEC_FETCH_SITE)?;
@@ -63,7 +64,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
         let authority = origin
             .strip_prefix("http://")
             .or_else(|| origin.strip_prefix("https://"));
-        // Parsed, because host names are case-insensitive.
+        // Compare them parsed, because host names are case-insensitive.
         authority.and_then(|authority| authority.parse().ok()) == Some(host)
     });
     let site_is_same = site.map(|site| site == "same-origin");
@@ -73,7 +74,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
     }
 }
 
-/// Returns a request's host, which HTTP/2 has in the URI.
+/// Returns a request's host, which HTTP/2 puts in the URI.
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Dropping a query does not stop it, because sqlx runs SQLite's queries on a thread, and PostgreSQL keeps working until it has something
-//! to send. The modules show how to stop a query.
+//! to send. The two modules show how to stop a query.
 
 use std::{error::Error, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -58,10 +58,10 @@ struct Sleep {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    verdict::verdict(LIMIT, play()).await
+    verdict::verdict(LIMIT, run()).await
 }
 
-async fn play() -> Result<(), Failure> {
+async fn run() -> Result<(), Failure> {
     let sqlite = sqlite::pool().await?;
     let postgres = match std::env::args().nth(1) {
         Some(url) => Some(postgres::pool(&url).await?),
@@ -69,9 +69,9 @@ async fn play() -> Result<(), Failure> {
     };
     let mut servers = JoinSet::new();
     let addr = serve(Databases::new(sqlite, postgres.clone()), &mut servers).await?;
-    sqlite::play(addr).await?;
+    sqlite::run(addr).await?;
     match postgres {
-        Some(pool) => postgres::play(addr, &pool).await,
+        Some(pool) => postgres::run(addr, &pool).await,
         None => Ok(()),
     }
 }

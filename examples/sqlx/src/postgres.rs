@@ -1,9 +1,9 @@
-//! PostgreSQL: a cancellation closes the query's connection, and the server notices.
+//! PostgreSQL: if the call is cancelled, the query's connection is closed, and the server notices.
 //!
-//! Dropping a query does not end it on the server. By default, closing the connection does not either, because a server that has nothing to
-//! send does not notice. With `client_connection_check_interval`, PostgreSQL 14 and later do notice, unless there is a pooler in between.
-//! With a pooler, call `pg_cancel_backend` on another connection, and only while the query's own connection has not yet returned to the
-//! pool. Otherwise it would cancel another call's query.
+//! Dropping a query does not end it on the server. By default, closing the connection does not end it either, because the server does not
+//! notice until it has something to send. With `client_connection_check_interval`, PostgreSQL 14 and later do notice, unless there is a
+//! pooler in between. With a pooler, call `pg_cancel_backend` on another connection instead, but only as long as the query's own connection
+//! has not been returned to the pool. Otherwise you would cancel another call's query.
 
 use std::{net::SocketAddr, str::FromStr as _, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::time::sleep as pause;
 
 use crate::{Failure, raw};
 
-/// Counts this example's queries that are running on the server.
+/// Counts this example's queries running on the server.
 const RUNNING: &str = "
     SELECT count(*) FROM pg_stat_activity
     WHERE state = 'active' AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep%'";
@@ -49,7 +49,7 @@ pub(crate) async fn sleep(
 }
 
 /// Checks that a ten-minute query runs on the server until its client disconnects.
-pub(crate) async fn play(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
+pub(crate) async fn run(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
     let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
     wait_for_running(pool, 1).await?;
     println!("PostgreSQL sleeps; the client hangs up");

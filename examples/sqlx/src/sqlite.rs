@@ -1,6 +1,7 @@
 //! SQLite, in memory: a progress handler checks the token while a query is running.
 //!
-//! Dropping a query does not interrupt it. Its thread continues until the query has a row, and the connection stays in use until then.
+//! Dropping a query does not interrupt it. Its thread keeps running until the query has produced a row, and the connection remains in use
+//! until then.
 
 use std::net::SocketAddr;
 
@@ -28,7 +29,7 @@ const COUNT: &str = "
 pub(crate) async fn pool() -> Result<SqlitePool, Failure> {
     let options = SqlitePoolOptions::new()
         .max_connections(1)
-        // Runs even if the tool has been dropped. `lock_handle` waits until the connection's thread has stopped.
+        // This runs even if the tool has been dropped. `lock_handle` waits until the connection's thread has stopped.
         .after_release(|connection, _| {
             Box::pin(async {
                 connection.lock_handle().await?.remove_progress_handler();
@@ -65,10 +66,10 @@ pub(crate) async fn count(
     Ok(format!("counted to {}", count?))
 }
 
-/// Checks that a query that would take many years is interrupted.
+/// Checks that a disconnect interrupts a query that would take many years.
 ///
-/// If it is, the next query gets the only connection.
-pub(crate) async fn play(addr: SocketAddr) -> Result<(), Failure> {
+/// Only then can the next query get the pool's only connection.
+pub(crate) async fn run(addr: SocketAddr) -> Result<(), Failure> {
     let client = raw::call(addr, "count", json!({ "up_to": i64::MAX })).await?;
     RUNNING.notified().await;
     println!("SQLite counts; the client hangs up");

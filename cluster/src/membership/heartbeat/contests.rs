@@ -25,7 +25,7 @@ impl Heartbeat {
     pub(super) async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
-            let _ = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+            let _ = timeout(HEARTBEAT_INTERVAL, self.sessions.wait_until_contested()).await;
         }
     }
 

@@ -54,7 +54,10 @@ impl Instance {
         let instance = Self::new(number, memory);
         for id in ids {
             instance.sessions.begin(id, session(id).params);
-            instance.sessions.until_written(session(id).session).await;
+            instance
+                .sessions
+                .wait_until_written(session(id).session)
+                .await;
         }
         instance.until_consistent().await;
         instance
@@ -173,9 +176,12 @@ async fn a_new_session_is_written_without_waiting_for_a_heartbeat() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     first.sessions.begin("a", session("a").params);
-    timeout(STEP, first.sessions.until_written(session("a").session))
-        .await
-        .unwrap();
+    timeout(
+        STEP,
+        first.sessions.wait_until_written(session("a").session),
+    )
+    .await
+    .unwrap();
     assert_eq!(stored_owner(&memory, "a").await, Some(first.me));
 }
 
@@ -194,9 +200,12 @@ async fn a_deleted_session_is_removed_at_once() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &["a"]).await;
     first.sessions.on_deleted("a");
-    timeout(STEP, first.sessions.until_removed(session("a").session))
-        .await
-        .unwrap();
+    timeout(
+        STEP,
+        first.sessions.wait_until_removed(session("a").session),
+    )
+    .await
+    .unwrap();
     assert_eq!(stored_owner(&memory, "a").await, None);
 }
 
@@ -209,9 +218,12 @@ async fn a_session_that_is_deleted_while_the_directory_is_down_is_removed_later(
     sleep(30 * SECOND).await;
     assert_eq!(stored_owner(&memory, "a").await, Some(first.me));
     first.link.set(Fault::None);
-    timeout(SECOND, first.sessions.until_removed(session("a").session))
-        .await
-        .unwrap();
+    timeout(
+        SECOND,
+        first.sessions.wait_until_removed(session("a").session),
+    )
+    .await
+    .unwrap();
     assert_eq!(stored_owner(&memory, "a").await, None);
 }
 
@@ -541,7 +553,10 @@ async fn an_owner_whose_record_is_replaced_relinquishes_its_session_with_its_nex
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, first.me, second.me).await;
     second.sessions.begin("a", session("a").params);
-    second.sessions.until_written(session("a").session).await;
+    second
+        .sessions
+        .wait_until_written(session("a").session)
+        .await;
     second.link.set(Fault::Fails);
     sleep(SECOND).await;
     memory.restart();
@@ -601,12 +616,12 @@ async fn a_burst_of_deletions_to_a_slow_directory_does_not_delay_new_sessions() 
     }
     let new = session("new");
     first.sessions.begin("new", new.params);
-    let written = timeout(2 * SECOND, first.sessions.until_written(new.session));
+    let written = timeout(2 * SECOND, first.sessions.wait_until_written(new.session));
     assert!(
         written.await.is_ok(),
         "the new session waits for the deletions"
     );
-    first.sessions.until_all_removed().await;
+    first.sessions.wait_until_all_removed().await;
     assert_eq!(memory.sessions(), 1);
 }
 

@@ -87,7 +87,7 @@ impl Router {
 
     /// Transfers a session once none of its calls is in flight. Returns `false` if no peer can claim it.
     async fn transfer_when_idle(&self, id: &str) -> bool {
-        self.shutdown.until_idle(id).await;
+        self.shutdown.wait_until_idle(id).await;
         let can_be_claimed = self.can_be_claimed(id).await;
         if can_be_claimed {
             self.shutdown.transfer(id).await;

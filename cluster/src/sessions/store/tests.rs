@@ -111,7 +111,10 @@ async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
         );
         assert!(first.sessions.is_local(SessionHash::of("a")));
         directory.set(Fault::None);
-        first.sessions.until_written(SessionHash::of("a")).await;
+        first
+            .sessions
+            .wait_until_written(SessionHash::of("a"))
+            .await;
         assert_eq!(stored_owner(&directory, "a").await, Some(first.me));
     }
 }
@@ -213,7 +216,10 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
         started.elapsed()
     );
     directory.set(Fault::None);
-    first.sessions.until_removed(SessionHash::of("a")).await;
+    first
+        .sessions
+        .wait_until_removed(SessionHash::of("a"))
+        .await;
     assert_eq!(stored_owner(&directory, "a").await, None);
 }
 
