@@ -3,7 +3,7 @@
 //! Clients never receive these fields from another instance, and cannot send them either:
 //!
 //! 1. The layer strips the fields from every client request before any other code reads it, and the relay strips them from every response.
-//! 2. A peer's request is marked by an extension, which no bytes on a connection can create.
+//! 2. A peer's request is marked by an extension, which nothing sent over a connection can forge.
 //! 3. A response without an `mcp-cluster` field is not accepted as a peer's, whatever its status. The address may have been reassigned, or
 //!    the peer may have rejected the secret with an unmarked 403.
 
@@ -41,9 +41,9 @@ pub(crate) struct Secret {
     also_accepted: Option<HeaderValue>,
 }
 
-/// The secret cannot be used.
+/// The error for a secret that cannot be used.
 ///
-/// It is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
+/// The secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
@@ -54,7 +54,7 @@ pub(crate) enum Responder {
     Peer(Incarnation),
     /// An instance that does not have the session.
     ///
-    /// A different instance may have this address by now, so compare its incarnation with the owner's.
+    /// By now a different instance may have the owner's address, so compare the incarnation with the owner's.
     Moved(Incarnation),
     /// Not a peer, or a peer with a different secret.
     Unmarked,

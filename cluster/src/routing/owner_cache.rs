@@ -3,8 +3,8 @@
 //! 1. The cache is bounded. Unowned sessions are cached separately, so that made-up ids cannot evict owners.
 //! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] lookups run at a time, and none takes longer than
 //!    [`DIRECTORY_TIMEOUT`], which includes waiting for a permit.
-//! 3. This instance's own sessions are not cached. As long as they are local, no lookup is needed, and once they no longer are, they may
-//!    already have another owner.
+//! 3. This instance's own sessions are not cached. While they are local, they need no lookup, and once they no longer are, they may already
+//!    have another owner.
 //! 4. A lookup is dropped once no request is waiting for it. Its result is cached only if the session's entry has not been updated or
 //!    invalidated in the meantime.
 
@@ -61,7 +61,7 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the snapshot that showed that it has none.
+    /// Sessions without an owner, each with the snapshot that shows it.
     unowned: TtlCache<SessionSnapshot>,
     /// The lookups in progress, with their numbers.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,

@@ -1,15 +1,16 @@
-//! Decides where a request is served. The plan does no I/O: it is given results and returns the next action.
+//! Decides where a request is served. The plan does no I/O: it is given the result of each action and returns the next one.
 //!
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
-//! 2. A peer's request is served here or refused as moved. It is never relayed, because there is only one hop.
+//! 2. A peer's request is either served here or answered with 421. It is never relayed any further, so there is only one hop.
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
 //!    answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
-//!    relays to the winner, but since the winner may be shutting down as well, there can be up to [`MAX_CLAIMS`] claims.
+//!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
 //! 4. This instance answers "no such session" only if the directory has been consistent for long enough. Otherwise the client is asked to
 //!    retry.
-//! 5. An instance that is shutting down does not reclaim a session that it has relinquished, but waits for another instance to claim it.
-//! 6. A call that a peer may have started is neither served here nor sent again, and the same applies to a request whose body has been sent
-//!    but could not be kept.
+//! 5. An instance that is shutting down does not reclaim a session that it has relinquished. Instead, it waits for another instance to
+//!    claim the session.
+//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body has been sent and could not be
+//!    kept.
 
 use std::fmt;
 
@@ -102,7 +103,7 @@ pub(crate) enum Claimed {
     NoAnswer,
 }
 
-/// The routing of one request.
+/// The state of routing one request.
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
     me: Incarnation,
@@ -177,7 +178,7 @@ impl RoutingPlan {
         self.may_have_started |= failure == Failure::Broken && self.is_call;
         match failure {
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
-            // Trying again could relay the request in circles.
+            // Another claim could make the request go around in circles.
             _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerUnreachable),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused

@@ -1,4 +1,4 @@
-//! Routes requests: executes the actions of a [`RoutingPlan`], and reports the results to it.
+//! Routes requests by executing a [`RoutingPlan`]'s actions and giving it the results.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to reclaim a session that another instance is claiming too.
 const MAX_RECLAIMS: usize = 3;
 
-/// The parts of an instance that take part in routing.
+/// The parts of an instance that routing needs.
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) me: Owner,
@@ -104,7 +104,8 @@ impl Router {
 
     /// Returns a session's local presence, or `None` if a peer must claim the session.
     ///
-    /// A session is present while it is being restored, and after its client has ended it until the directory has its tombstone.
+    /// A session is present while it is open or being restored, and after its client has ended it for as long as the directory does not
+    /// have its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
         // The restore is checked first: if it completes right after this check, the session is found open below.
         let restore = self.join_restore(id);
@@ -139,9 +140,9 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Waits up to [`DIRECTORY_TIMEOUT`] until a local session may serve new requests.
+    /// Waits up to [`DIRECTORY_TIMEOUT`] for a local session to be ready for new requests.
     ///
-    /// Returns `true` if it may. After this process has stalled, the session may have to be written again first.
+    /// Returns `true` if the session may serve them. After this process has stalled, the session may have to be written again first.
     pub(crate) async fn wait_until_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -160,9 +161,9 @@ impl Router {
 
     /// Returns the response to give when one of this instance's sessions could not be restored.
     ///
-    /// The response normally asks the client to retry. After three attempts that failed even though the directory had returned the
-    /// parameters, the session is given up, unless another instance owns it by now. The response is then 404, which makes the client open a
-    /// new session.
+    /// The response normally asks the client to retry. Once three attempts have failed even though the directory had returned the
+    /// parameters, the session is given up, unless another instance owns it by now. The response to that is 404, which makes the client
+    /// open a new session.
     pub(crate) async fn restore_failure(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let snapshot = self.directory.look_up(SessionHash::of(id)).await;
@@ -175,7 +176,7 @@ impl Router {
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if so.
+    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it did.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable_epoch(session);
@@ -208,7 +209,7 @@ impl Router {
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
-    /// Returns a response unchanged, or 503 if its new session cannot be given to the client.
+    /// Returns a response unchanged, or 503 if its new session must not be given to the client.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let new_session = response.headers().get(&SESSION_ID);
         let new_session = new_session.and_then(|id| id.to_str().ok());
@@ -231,8 +232,8 @@ impl Router {
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // A restore is registered before the claim is sent, because peers may find the new owner in the directory before this instance has
-        // its reply.
+        // Register the restore before sending the claim, because peers may find the new owner in the directory before this instance has
+        // received the reply.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {
@@ -319,13 +320,13 @@ impl Router {
 
     /// Reads a request's body and sends the request to its session's owner.
     ///
-    /// A call keeps waiting for as long as that owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by which
-    /// time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait for
-    /// long ([`TurnedAway::record_if_slow`]).
+    /// A call waits for its response for as long as the owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by
+    /// which time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait
+    /// for long ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors
     ///
-    /// Returns the refusal if the request cannot be relayed. The inner error is the relay's.
+    /// Returns the refusal if the request cannot be relayed. The inner error is the reason why the relay failed.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,

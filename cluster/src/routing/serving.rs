@@ -1,7 +1,7 @@
-//! Serves the requests that the layer cannot serve right away.
+//! Serves requests that the layer cannot serve right away.
 //!
-//! These are requests that peers relay, that belong to remote sessions, that restore their session or resume a stream, or that have to wait
-//! for the inner service.
+//! These are requests relayed by peers, requests for remote sessions, requests that restore their session or resume a stream, and requests
+//! that have to wait for the inner service.
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
@@ -26,10 +26,10 @@ use crate::{
     sessions::{RESTORE_TIMEOUT, drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
-/// Maximum number of times one request is routed, since ownership may change in between.
+/// Maximum number of times to route a request, whose session may change owners meanwhile.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before a restore: one byte more than rmcp accepts by default.
+/// Maximum length of a body read before a restore: one byte more than rmcp's default limit.
 ///
 /// rmcp reads the body first and only then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
@@ -42,7 +42,7 @@ pub(crate) trait Inner:
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
-/// Marks a request as served by an instance, whose inner layers then do not route it again.
+/// Marks a request as routed by an instance, so that its inner layers do not route it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
@@ -195,7 +195,7 @@ async fn restore_and_serve<S: Inner>(
     let read = if is_call {
         read.await
     } else {
-        // Another request may have restored the session in the meantime, and the grace period of one of its calls may run out.
+        // While the body is being read, another request may restore the session, and the grace period of one of its calls may run out.
         router.turned_away.record_if_slow(read).await
     };
     if let Err(refusal) = read {
@@ -204,7 +204,7 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request is restoring the session stops reading, nothing drives that restore.
+    // If the client whose request is restoring the session stops reading, nothing drives that restore any more.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
@@ -243,7 +243,7 @@ async fn restore_and_serve<S: Inner>(
         () = running.wait_until_restored() => None,
     };
     let response = match response {
-        Some(response) => running.end_with(response),
+        Some(response) => running.finish_with_response(response),
         None => {
             // An inner layer may be holding back the head, and the session's other requests must not wait for that. This request enters the
             // gate before the restore ends, so that it stays in flight.
@@ -254,7 +254,7 @@ async fn restore_and_serve<S: Inner>(
     };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of the previous attempt, which has been given up.
+        // rmcp reuses the result of an earlier attempt, after which the session was given up.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
             router
                 .sessions
@@ -267,7 +267,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response.await))
 }
 
-/// Returns the response, or [`Router::restore_failure`] if rmcp could not restore the session.
+/// Replaces the response with [`Router::restore_failure`] if rmcp could not restore the session.
 ///
 /// This happens, for example, if the directory does not answer.
 async fn replace_failed(
@@ -302,7 +302,7 @@ impl Drop for CompletionGuard<'_> {
 
 /// Serves a request here, or answers it if it resumes a call that was lost with its instance.
 ///
-/// With a `guard`, the request is in flight in its session until there is a response head.
+/// The `guard`, if there is one, keeps the request in flight in its session until the response head is ready.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -322,7 +322,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The call's grace period may run out before the resume gets to it.
+            // The call's grace period may run out before the resume reaches it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await

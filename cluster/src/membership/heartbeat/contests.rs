@@ -29,9 +29,9 @@ impl Heartbeat {
         }
     }
 
-    /// Relinquishes or claims back each contested session whose other owner's lease is known.
+    /// Relinquishes the contested sessions whose other owner is alive, and claims back others.
     ///
-    /// It is relinquished if that owner has a lease, and claimed back if that owner provably has none.
+    /// Sessions are claimed back only if their other owner provably has no lease. If the directory does not answer, nothing happens.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -69,7 +69,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // `run_contested` will try again.
+            // `run_contested` tries again later.
             Err(_) => {}
         }
     }

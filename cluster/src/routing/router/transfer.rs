@@ -1,9 +1,9 @@
 //! Handles peers' requests while this instance is transferring its sessions.
 //!
 //! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
-//! the client cancels the call while it is waiting, it never starts, and since no session has it yet, this instance answers it itself. The
-//! cancellation is reported by the session manager, which means that the application has accepted it, no matter whether a client or a peer
-//! sent it.
+//! the client cancels the call while it is waiting, the call never starts, and since it does not belong to any session yet, this instance
+//! answers it itself. Cancellations are reported by the session manager, so the application has accepted them, no matter whether a client
+//! or a peer sent them.
 
 use std::sync::{Arc, Mutex};
 
@@ -109,7 +109,8 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// It can if the session is not open here, or if its record names this instance as the owner. Otherwise the session is written again.
+    /// A peer can claim it if it is not open here, or if its record names this instance as the owner. Otherwise the session is written
+    /// again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
