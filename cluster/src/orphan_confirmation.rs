@@ -19,7 +19,7 @@
 //! | if | the cancellation is postponed |
 //! |---|---|
 //! | another live instance has sent no heartbeat created at least 2.15 s after the grace period ended | until that heartbeat is due |
-//! | the grace period ended less than 1.15 s ago: an instance without a lease yet may have turned the client away | until 1.15 s have passed |
+//! | the grace period ended less than 1.15 s ago: an instance without a lease yet may have turned the client away | until 1.15 s are up |
 //! | an instance has recently turned a client away | until that client's backoff is over |
 //!
 //! Finally, the session's record decides:
@@ -174,7 +174,7 @@ pub(crate) async fn confirm(
 }
 
 async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> Confirmation {
-    let (grace, this_instance) = (wait.grace, router.me.incarnation);
+    let (grace, this_instance) = (wait.grace, router.this_instance.incarnation);
     let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
     };
@@ -216,7 +216,9 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
         return Confirmation::Postpone(remaining);
     }
     match snapshot.record {
-        Some(Record::Owned(ownership)) if ownership.owner == router.me => Confirmation::Cancel,
+        Some(Record::Owned(ownership)) if ownership.owner == router.this_instance => {
+            Confirmation::Cancel
+        }
         Some(Record::Deleted(_)) => {
             router.sessions.write_again(session);
             Confirmation::SessionClosed

@@ -128,7 +128,9 @@ impl RedisDirectory {
     }
 
     fn lease_script(&self, owner: Owner, status: &Status, mode: &str) -> ScriptInvocation<'_> {
-        let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
+        let turned_away = status
+            .turned_away
+            .map(|elapsed| millis(elapsed).to_string());
         let run = status.written_in.as_ref().map(BackendRunId::as_str);
         let marks = [
             status.is_settled.then_some(SETTLED),

@@ -82,7 +82,8 @@ const MAX_DELETIONS: usize = 4;
 
 /// Renews the lease and writes the local sessions.
 pub(crate) struct Heartbeat {
-    me: Owner,
+    /// This instance.
+    owner: Owner,
     directory: Limited,
     sessions: Arc<Sessions>,
     turned_away: Arc<TurnedAway>,
@@ -103,7 +104,7 @@ pub(crate) struct Heartbeat {
 
 impl Heartbeat {
     pub(crate) fn new(
-        me: Owner,
+        owner: Owner,
         directory: Limited,
         sessions: Arc<Sessions>,
         turned_away: Arc<TurnedAway>,
@@ -111,7 +112,7 @@ impl Heartbeat {
         requires_lease: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
-            me,
+            owner,
             directory,
             sessions,
             turned_away,
@@ -171,10 +172,10 @@ impl Heartbeat {
         let _ = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
         // This last status reports when this instance last turned a client away. If it cannot be sent, the lease expires instead, which
         // counts as such a report.
-        let reported = self.directory.heartbeat(self.me, &self.status()).await;
+        let reported = self.directory.heartbeat(self.owner, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::set_directory_consistent(false);
-        if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
+        if reported.is_err() || self.directory.release_lease(self.owner).await.is_err() {
             log(|| tracing::debug!("could not release the lease, so it will expire on its own"));
         }
     }
@@ -256,7 +257,7 @@ impl Heartbeat {
             let mut status = self.status();
             // A new instance has no sessions, so it has no reason to delay other instances' proofs.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
-            self.directory.acquire_lease(self.me, &status).await?;
+            self.directory.acquire_lease(self.owner, &status).await?;
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
         let required = self.health().on_heartbeat_answered(started, reply.run);
@@ -281,7 +282,7 @@ impl Heartbeat {
         started: Instant,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        let reply = self.directory.heartbeat(self.me, status).await?;
+        let reply = self.directory.heartbeat(self.owner, status).await?;
         let now = Instant::now();
         if self.health().on_time_read(started, now, reply.time) {
             self.turned_away.record();
@@ -304,7 +305,7 @@ impl Heartbeat {
         }
         let leases = self.directory.leases().await?;
         let is_settled = self.health().is_settled(Instant::now()) || leases.has_settled();
-        Ok(is_settled && leases.all_have_written(self.me.incarnation))
+        Ok(is_settled && leases.all_have_written(self.owner.incarnation))
     }
 
     fn status(&self) -> Status {
@@ -385,7 +386,7 @@ impl Heartbeat {
                 join_all(deletions).await.into_iter().collect()
             }
             Work::Register(batch) => {
-                match self.directory.register(self.me, &batch.sessions).await {
+                match self.directory.register(self.owner, &batch.sessions).await {
                     Ok(differing) => {
                         self.sessions.on_written(batch, &differing);
                         Ok(())
@@ -431,7 +432,7 @@ impl Debug for Heartbeat {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let since = self.consistent_since();
         f.debug_struct("Heartbeat")
-            .field("me", &self.me)
+            .field("owner", &self.owner)
             .field("consistent_since", &since)
             .finish_non_exhaustive()
     }

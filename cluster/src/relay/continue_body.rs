@@ -1,7 +1,7 @@
 //! A relayed call's body, which is sent once the peer requests it (`Expect: 100-continue`).
 //!
-//! A peer that has not requested the body cannot have started the call. If the connection breaks before the peer does so, the call can be
-//! sent again, no matter how long it is.
+//! Until a peer requests the body, it cannot have started the call. If the connection breaks before that, the call can be sent again, no
+//! matter how long it is.
 
 use std::{
     pin::Pin,

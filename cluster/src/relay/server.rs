@@ -119,7 +119,7 @@ pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
+/// Serves peers until `shutdown` reaches [`ShutdownStage::Closed`] or its sender is dropped.
 ///
 /// After that, waits up to [`CONNECTION_END_TIMEOUT`] for open connections to end.
 pub(crate) async fn serve(
@@ -132,7 +132,7 @@ pub(crate) async fn serve(
     let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
-            // Accepting takes precedence, so that connections established before the listener closes are served.
+            // Accept first, so that connections established before the listener closes are served.
             biased;
             (stream, address) = listener.accept() => {
                 if peer_auth.admits(address) {
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
 pub(crate) async fn moved_response(
     headers: &HeaderMap,
     body: Body,
-    me: Incarnation,
+    this_instance: Incarnation,
 ) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
@@ -165,7 +165,7 @@ pub(crate) async fn moved_response(
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    wire::mark_moved(response.headers_mut(), me);
+    wire::mark_moved(response.headers_mut(), this_instance);
     response
 }
 

@@ -5,8 +5,8 @@
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
 //!    answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
-//! 4. This instance answers "no such session" only if the directory has been consistent for long enough. Otherwise the client is asked to
-//!    retry.
+//! 4. This instance answers "no such session" only if the directory has been consistent for long enough to prove it. Otherwise the client
+//!    is asked to retry.
 //! 5. An instance that is shutting down does not reclaim a session that it has relinquished. Instead, it waits for another instance to
 //!    claim the session.
 //! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body has been sent and could not be
@@ -53,7 +53,7 @@ pub(crate) enum Action {
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
-    /// Answer the peer that the session is not here.
+    /// Answer 421, because the session is not here.
     Moved,
     /// Look up the owner.
     LookUp,
@@ -89,7 +89,7 @@ pub(crate) enum Known {
 pub(crate) enum LeaseState {
     Alive,
     Expired,
-    /// The directory did not answer, or what it holds proves nothing.
+    /// The directory did not answer, or its contents prove nothing.
     NoAnswer,
 }
 
@@ -106,7 +106,7 @@ pub(crate) enum Claimed {
 /// The state of routing one request.
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
-    me: Incarnation,
+    this_instance: Incarnation,
     /// Whether the request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
     /// Whether a peer may have started the call.
@@ -140,9 +140,9 @@ impl IncomingRequest {
 // === impl RoutingPlan ===
 
 impl RoutingPlan {
-    pub(crate) fn new(me: Incarnation, is_call: bool) -> Self {
+    pub(crate) fn new(this_instance: Incarnation, is_call: bool) -> Self {
         Self {
-            me,
+            this_instance,
             is_call,
             may_have_started: false,
             claims: 0,
@@ -155,7 +155,9 @@ impl RoutingPlan {
     /// `is_consistent` is whether the directory has been consistent for long enough that a session without a record does not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
-            Known::Owner(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Known::Owner(ownership) if ownership.owner.incarnation == self.this_instance => {
+                Action::Reclaim
+            }
             Known::Owner(ownership) => Action::Relay(ownership),
             Known::Unowned if is_consistent => Action::Serve,
             Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::Inconsistent),
@@ -225,7 +227,9 @@ impl RoutingPlan {
             _ if !is_whole => Action::Refuse(Refusal::SessionMoved),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,
-            Claimed::Lost(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Claimed::Lost(ownership) if ownership.owner.incarnation == self.this_instance => {
+                Action::Reclaim
+            }
             Claimed::Lost(ownership) => Action::Relay(ownership),
         }
     }

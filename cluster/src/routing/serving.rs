@@ -26,7 +26,7 @@ use crate::{
     sessions::{RESTORE_TIMEOUT, drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
-/// Maximum number of times to route a request, whose session may change owners meanwhile.
+/// Maximum number of times to route a request whose session keeps changing owners.
 const MAX_ROUTINGS: usize = 3;
 
 /// Maximum length of a body read before a restore: one byte more than rmcp's default limit.
@@ -67,13 +67,13 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // Give up this request's place in the session, because it is about to wait for the session's requests in flight.
+            // Leave the session's gate first, because this request is about to wait for the session's requests in flight.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
                 TransferOutcome::Moved(request) => return Ok(answer_moved(router, request).await),
                 TransferOutcome::Answered(mut response) => {
-                    wire::mark(response.headers_mut(), router.me.incarnation);
+                    wire::mark(response.headers_mut(), router.this_instance.incarnation);
                     return Ok(response);
                 }
             };
@@ -92,7 +92,7 @@ pub(crate) async fn serve_peer<S: Inner>(
     };
     match outcome {
         Restored::Served(mut response) => {
-            wire::mark(response.headers_mut(), router.me.incarnation);
+            wire::mark(response.headers_mut(), router.this_instance.incarnation);
             Ok(response)
         }
         Restored::Moved(request) => Ok(answer_moved_once_flushed(router, request).await),
@@ -103,7 +103,7 @@ fn session_id(request: &Request<Body>) -> Option<String> {
     Fields::parse(request.headers()).session.map(str::to_owned)
 }
 
-/// Answers a peer that a session is not here.
+/// Answers 421 to a peer, because the request's session is not here.
 ///
 /// If it turns out that the session is here by now, the client is asked to retry instead. If this instance reclaims the session only after
 /// answering, the peer's claim fails.
@@ -119,12 +119,13 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers a peer that a session is not here, once its calls' answers have been written.
+/// Answers 421 to a peer once the answers to the session's calls have been written.
 ///
-/// If they have not been written in time, the client is asked to retry instead.
+/// If the answers have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let response = server::moved_response(&head.headers, body, router.me.incarnation).await;
+    let response =
+        server::moved_response(&head.headers, body, router.this_instance.incarnation).await;
     if router.shutdown.flush_answers().await {
         return response;
     }
@@ -134,7 +135,7 @@ async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> R
 /// Returns a response that asks the peer's client to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::SessionMoved);
-    wire::mark(retry_later.headers_mut(), router.me.incarnation);
+    wire::mark(retry_later.headers_mut(), router.this_instance.incarnation);
     retry_later
 }
 
@@ -177,7 +178,7 @@ async fn serve_absent<S: Inner>(
     Ok(replace_failed(router, session.as_deref(), response, is_not_loaded).await)
 }
 
-/// Serves a request here. Restores its session first, unless another request already has.
+/// Serves a request here, restoring its session first unless another request already has.
 ///
 /// Refuses the request if its body cannot be read, if the session cannot be reclaimed, or if another request has been restoring it for
 /// [`RESTORE_TIMEOUT`].
@@ -189,7 +190,7 @@ async fn restore_and_serve<S: Inner>(
 ) -> Result<Restored, S::Error> {
     let session = session_id(&request);
     let is_call = request.method() == Method::POST;
-    // Read the body before taking the turn, so that no other request has to wait for a body that stalls.
+    // Read the body before taking a turn, so that no other request has to wait if it stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {
@@ -267,7 +268,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response.await))
 }
 
-/// Replaces the response with [`Router::restore_failure`] if rmcp could not restore the session.
+/// Substitutes [`Router::restore_failure`] if rmcp could not restore the session.
 ///
 /// This happens, for example, if the directory does not answer.
 async fn replace_failed(
@@ -315,7 +316,7 @@ pub(crate) async fn serve<S: Inner>(
         && request.headers().contains_key(&LAST_EVENT_ID);
     request
         .extensions_mut()
-        .insert(RoutedBy(router.me.incarnation));
+        .insert(RoutedBy(router.this_instance.incarnation));
     let response = async {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(request).await
@@ -333,7 +334,8 @@ pub(crate) async fn serve<S: Inner>(
         RewriteOutcome::Local(generation, call) => {
             let response = with_resumed_call(generation, call, response).await?;
             let response = response.into_response();
-            // If an inner layer has answered, the call may be running here, and its grace period may run out before the client is back.
+            // An inner layer may have answered while the call is still running here, and its grace period may run out before the client is
+            // back.
             if is_temporary(response.status()) {
                 router.turned_away.record();
             }

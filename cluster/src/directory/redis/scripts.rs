@@ -83,7 +83,8 @@ return 1
 /// records when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set
 /// back, that stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
 ///
-/// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, time, number.
+/// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, creation
+/// time, number.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

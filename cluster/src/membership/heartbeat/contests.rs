@@ -29,9 +29,9 @@ impl Heartbeat {
         }
     }
 
-    /// Relinquishes the contested sessions whose other owner is alive, and claims back others.
+    /// Relinquishes contested sessions whose other owner has a lease, and claims back the rest.
     ///
-    /// Sessions are claimed back only if their other owner provably has no lease. If the directory does not answer, nothing happens.
+    /// The rest are claimed back only if their other owners provably have no lease. If the directory does not answer, nothing happens.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -59,7 +59,7 @@ impl Heartbeat {
 
     /// Claims a contested session for this instance, and records the outcome.
     async fn claim_back(&self, session: SessionHash, previous: Ownership) {
-        let wanted = previous.claimed_by(self.me);
+        let wanted = previous.claimed_by(self.owner);
         match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
                 log(

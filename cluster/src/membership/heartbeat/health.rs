@@ -7,8 +7,8 @@
 //! 3. If the lease has been lost, it is acquired again, and each session is then written at a new epoch. If another instance saw no lease
 //!    but claims a session only after that write, it loses its claim. As long as a later claim by another instance may have been lost, new
 //!    epochs have to wait. In the meantime no instance can prove anything, so none claims a session.
-//! 4. If heartbeats stop altogether, the directory does not stay consistent either, because an answer is valid only for the lifetime of the
-//!    lease that it renewed.
+//! 4. If heartbeats stop altogether, the directory stops being consistent as well, because an answered heartbeat counts only for the
+//!    lifetime of the lease that it renewed.
 //! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
 //!    unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as heartbeats are sent but fail, sessions are
 //!    served all the same, because availability takes precedence in that case, unless the lease is required.
@@ -24,7 +24,7 @@ use crate::{
 
 /// How long after the last answered heartbeat a stall may have ended the lease.
 ///
-/// This is less than [`MIN_LEASE`], but more than it takes to receive a late answer and reach the next heartbeat.
+/// This is less than [`MIN_LEASE`], but more than a late answer and the wait for the next heartbeat take together.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// Maximum time between the starts of two heartbeats, unless the process has stalled.

@@ -1,4 +1,4 @@
-//! What the leases in the directory prove.
+//! Decides what the leases in the directory prove.
 
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ impl Heartbeat {
             let health = self.health();
             health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
         };
-        is_settled && leases.get(self.me.incarnation).is_some() && self.all_have_written(leases)
+        is_settled && leases.get(self.owner.incarnation).is_some() && self.all_have_written(leases)
     }
 
     /// Returns `true` if everything that the directory may have lost has been written again.
@@ -47,6 +47,6 @@ impl Heartbeat {
 
     /// Returns `true` if all other live instances have written their sessions in this run.
     fn all_have_written(&self, leases: &Leases) -> bool {
-        self.is_in_run(leases) && leases.all_have_written(self.me.incarnation)
+        self.is_in_run(leases) && leases.all_have_written(self.owner.incarnation)
     }
 }

@@ -82,8 +82,7 @@ impl Router {
     /// Such a call may still be running if another instance owns the session by now, or if this instance claimed the session less than
     /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.
     fn former_calls_have_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
-        let has_other_owner =
-            matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        let has_other_owner = matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.this_instance);
         let has_lease = |former| snapshot.leases.get(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
         !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&snapshot.leases)

@@ -97,8 +97,8 @@ impl Router {
 
     /// Relinquishes a session whose gate was closed while it was idle.
     ///
-    /// A peer is about to claim it. Does nothing if the gate is open, if no peer can claim the session, or if sessions are not being
-    /// transferred.
+    /// This is called when a peer is about to claim the session. It does nothing if the gate is open, if no peer can claim the session, or
+    /// if sessions are not being transferred.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -117,7 +117,7 @@ impl Router {
             return true;
         }
         let snapshot = self.directory.look_up(session).await;
-        let is_own = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
+        let is_own = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.this_instance);
         let is_recorded = snapshot.is_ok_and(is_own);
         if !is_recorded {
             self.sessions.write_again(session);
