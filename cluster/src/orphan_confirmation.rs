@@ -53,13 +53,13 @@ use crate::{
 
 /// Maximum delay before a heartbeat reports a client that was turned away: 1.15 s.
 ///
-/// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for [`MAX_UNREPORTED_STALL`].
+/// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for up to [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// Minimum time between the end of a grace period and a heartbeat that counts: 2.15 s.
+/// How long after the end of a grace period a heartbeat must be created to count: 2.15 s.
 ///
-/// This is measured by the directory's clock. If that has been set back since the heartbeat, the heartbeat appears newer by up to
-/// [`MAX_BACKWARD_CLOCK_STEP`].
+/// This is measured by the directory's clock. If that clock has been set back since the heartbeat, the heartbeat appears newer than it is,
+/// by up to [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
 /// How long after a heartbeat is due to check for it.
@@ -72,7 +72,7 @@ pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
 /// How long a lookup waits for its turn.
 ///
-/// This has to be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
+/// This must be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
 /// period.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -109,7 +109,7 @@ impl OrphanWait {
         }
     }
 
-    /// Returns how much longer the leases require the call to wait, or `None` if not at all.
+    /// Returns how much longer the leases require the call to wait, or `None` if they do not.
     fn remaining(self, leases: &Leases, this_instance: Incarnation) -> Option<Duration> {
         let others = leases
             .entries
@@ -135,7 +135,7 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// Returns how much longer to wait for instances without a lease, or `None` for no wait.
+    /// Returns how much longer to wait for instances without a lease, or `None` if not needed.
     ///
     /// An instance that has no lease yet may have turned a client away without having reported it.
     fn remaining_for_new_instances(self) -> Option<Duration> {
@@ -144,7 +144,7 @@ impl OrphanWait {
         (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Returns how much longer to wait for a turned-away client, or `None` for no wait.
+    /// Returns how much longer to wait for a turned-away client, or `None` if not needed.
     ///
     /// `elapsed` is the time since it was turned away.
     fn remaining_for_client(self, elapsed: Duration) -> Option<Duration> {

@@ -8,11 +8,15 @@
 //! 3. Data may have been lost if the backend is in a new run or if the lease has lapsed. In either case, the directory stops being
 //!    consistent before the lease is acquired again. An instance that reads its own lease and then finds the directory consistent therefore
 //!    knows that nothing was lost in between.
-//! 4. Among other things, each heartbeat reports in which run of the backend this instance has written all of its sessions (`written_in`),
-//!    whether it has found the directory consistent for [`SETTLE_PERIOD`] (`is_settled`), whether answers to its calls are late or calls
-//!    may still be running in sessions that it must close (`has_late_answers`), and how long ago it last turned a client away
-//!    (`turned_away`). See [`Status`].
-//! 5. A missing record proves that the session does not exist only if [`Heartbeat::proves_absence`] returns `true`.
+//!
+//! Each heartbeat reports, among other things ([`Status`]):
+//!
+//! - `written_in`: the run of the backend in which this instance has written all of its sessions
+//! - `is_settled`: whether it has found the directory consistent for [`SETTLE_PERIOD`]
+//! - `has_late_answers`: whether answers to its calls are late, or calls may still be running in sessions that it must close
+//! - `turned_away`: how long ago it last turned a client away
+//!
+//! A missing record proves that the session does not exist only if [`Heartbeat::proves_absence`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -237,9 +241,10 @@ impl Heartbeat {
     async fn try_send_heartbeat(&self, mut started: Instant) -> Result<(), DirectoryError> {
         self.health().on_heartbeat_started(started);
         let status = self.status();
-        if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
+        let is_recent = |elapsed: &Duration| *elapsed < HEARTBEAT_INTERVAL;
+        if let Some(elapsed) = status.turned_away.filter(is_recent) {
             log(
-                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "a client was turned away recently"),
+                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?elapsed, "a client was turned away recently"),
             );
         }
         let mut reply = self.report(started, &status).await?;

@@ -78,7 +78,7 @@ pub(crate) enum Found {
     Unowned(SessionSnapshot),
 }
 
-/// A lookup in progress, which is removed from the cache on drop.
+/// A lookup in progress. Dropping it removes it from the cache.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -120,7 +120,7 @@ impl OwnerCache {
 
     /// Caches a session's current owner, unless that is this instance.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -129,7 +129,7 @@ impl OwnerCache {
 
     /// Evicts a session because this instance owns it now.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -138,7 +138,7 @@ impl OwnerCache {
 
     /// Evicts `ownership`, which is wrong or outdated, unless another owner is already cached.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);

@@ -34,7 +34,7 @@ pub(crate) struct IncomingRequest {
     pub(crate) has_session: bool,
     /// Whether the session is open here.
     ///
-    /// For a peer's request, this also includes a session that is about to be restored here or that has ended here.
+    /// For a peer's request, this is also set if the session is about to be restored here, or has ended here.
     pub(crate) is_local: bool,
     /// Whether the request arrived on the peer listener.
     pub(crate) is_from_peer: bool,
@@ -152,7 +152,8 @@ impl RoutingPlan {
 
     /// Returns the action to take after a lookup.
     ///
-    /// `is_consistent` is whether the directory has been consistent for long enough that a session without a record does not exist.
+    /// `is_consistent` is whether the directory has been consistent for long enough to prove that a session without a record does not
+    /// exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
             Known::Owner(ownership) if ownership.owner.incarnation == self.this_instance => {

@@ -53,7 +53,7 @@ struct Current {
     is_unanswered: bool,
 }
 
-/// The connections, which may still be being established. All commands share them.
+/// Resolves to the connections once they are established. All commands share it.
 type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
 #[derive(Clone)]
@@ -99,7 +99,7 @@ impl Connections {
     /// Called when a heartbeat starts, to replace connections that cannot be used.
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so if a heartbeat on
-    /// established connections went unanswered, for whatever reason, the Sentinels are asked for the primary again.
+    /// established connections has gone unanswered, for whatever reason, the Sentinels are asked for the primary again.
     pub(super) fn on_heartbeat_started(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {

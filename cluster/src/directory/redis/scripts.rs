@@ -11,8 +11,8 @@ use redis::Script;
 /// parsed as a record is left unchanged and returned, and if the key is not a hash, the result is an empty string. When another owner's
 /// record is replaced, that owner's lease is marked as replaced.
 ///
-/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, `<owner>
-/// `.
+/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, the owner
+/// and a space.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end

@@ -10,8 +10,8 @@
 //! 4. If heartbeats stop altogether, the directory stops being consistent as well, because an answered heartbeat counts only for the
 //!    lifetime of the lease that it renewed.
 //! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
-//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as heartbeats are sent but fail, sessions are
-//!    served all the same, because availability takes precedence in that case, unless the lease is required.
+//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). But as long as heartbeats are being sent, even if
+//!    they fail, sessions are served all the same, because availability takes precedence, unless the lease is required.
 
 use std::time::Duration;
 
