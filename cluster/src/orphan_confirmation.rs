@@ -4,34 +4,29 @@
 //! session, and no client has been turned away recently, so the call is cancelled. As long as the client may have reached another instance,
 //! the cancellation is postponed, and all checks are repeated after the delay.
 //!
-//! First, the directory must be reliable:
+//! The call waits for another grace period if the directory may have lost leases or reports of clients that were turned away:
 //!
-//! | if | the cancellation is postponed |
-//! |---|---|
-//! | the directory is not consistent, or loses consistency before the lookup is complete | for another grace period |
-//! | the directory has been consistent for less than the grace period or a lease's lifetime, whichever is longer | until it has been |
-//! | the lookup is queued behind those for other orphans for 5 s, or the directory does not answer | for 1 s |
-//! | the directory no longer contains this instance's lease, so it may also have lost other leases and reports | for another grace period |
-//! | the backend is in a different run than at the last heartbeat, so it may have lost leases and reports | for another grace period |
+//! - The directory is not consistent, or loses consistency before the lookup is complete.
+//! - The directory does not contain this instance's lease, so it may also have lost others.
+//! - The backend is in a different run than at the last heartbeat.
 //!
-//! Then, no client that was turned away may still be on its way back:
+//! The call waits only for as long as necessary in these cases:
 //!
-//! | if | the cancellation is postponed |
-//! |---|---|
-//! | another live instance has sent no heartbeat created at least 2.15 s after the grace period ended | until that heartbeat is due |
-//! | the grace period ended less than 1.15 s ago: an instance without a lease yet may have turned the client away | until 1.15 s are up |
-//! | an instance has recently turned a client away | until that client's backoff is over |
+//! - If the directory has been consistent for less than the grace period or a lease's lifetime, the call waits until it has been consistent
+//!   for both.
+//! - If the lookup has been queued behind those for other orphans for 5 s, or the directory does not answer, the call waits for 1 s.
+//! - If another live instance has sent no heartbeat that was created at least 2.15 s after the grace period ended, the call waits until
+//!   that heartbeat is due.
+//! - If the grace period ended less than 1.15 s ago, the call waits until those 1.15 s are over, because an instance that has no lease
+//!   yet may have turned the client away.
+//! - If an instance has recently turned a client away, the call waits until that client's backoff is over.
 //!
-//! Finally, the session's record decides:
+//! Otherwise the session's record in the directory decides:
 //!
-//! | the directory | the call |
-//! |---|---|
-//! | names this instance as the session's owner | is cancelled |
-//! | has no record, the leases prove that none exists, and the session is not local | is cancelled |
-//! | has a tombstone, so the session has been closed | is cancelled |
-//! | has no record in any other case, or names another owner | waits for another grace period while the session is written again |
-//!
-//! Writing the session again decides who owns it.
+//! - If the record names this instance as the owner, the call is cancelled.
+//! - If the record is a tombstone, the session has been closed, so the call is cancelled.
+//! - If there is no record, the leases prove that none exists, and the session is not local, the call is cancelled.
+//! - In all other cases, the session is written again, which decides its owner, and the call waits for another grace period.
 
 use std::time::Duration;
 
