@@ -1,8 +1,8 @@
 //! Decides whether an orphan may be cancelled, or its client may have resumed elsewhere.
 //!
-//! The session's owner asks this when a call's grace period has ended. Usually the directory confirms that this instance still owns the
-//! session, and no client has been turned away recently, so the call is cancelled. As long as the client may have reached another instance,
-//! the cancellation is postponed, and all checks are repeated after the delay.
+//! The instance that runs a call asks this when the call's grace period has ended. Usually the directory confirms that this instance still
+//! owns the session, and no client has been turned away recently, so the call is cancelled. As long as the client may have reached another
+//! instance, the cancellation is postponed, and all checks are repeated after the delay.
 //!
 //! The call waits for another grace period if the directory may have lost leases or reports of clients that were turned away:
 //!
@@ -17,8 +17,8 @@
 //! - If the lookup has been queued behind those for other orphans for 5 s, or the directory does not answer, the call waits for 1 s.
 //! - If another live instance has sent no heartbeat that was created at least 2.15 s after the grace period ended, the call waits until
 //!   that heartbeat is due.
-//! - If the grace period ended less than 1.15 s ago, the call waits until those 1.15 s are over, because an instance that has no lease
-//!   yet may have turned the client away.
+//! - If the grace period ended less than 1.15 s ago, the call waits until those 1.15 s are over, because an instance that has no lease yet
+//!   may have turned the client away.
 //! - If an instance has recently turned a client away, the call waits until that client's backoff is over.
 //!
 //! Otherwise the session's record in the directory decides:
