@@ -343,7 +343,7 @@ impl SessionStore for Cluster {
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
-            .field("me", &self.shared.router.me)
+            .field("me", &self.shared.router.this_instance)
             .finish_non_exhaustive()
     }
 }
@@ -438,7 +438,7 @@ pub(crate) fn join_over(
         options.requires_lease,
     );
     let router = Arc::new(Router {
-        me,
+        this_instance: me,
         owners: OwnerCache::new(me.incarnation, directory.clone()),
         relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,

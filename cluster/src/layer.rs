@@ -184,7 +184,7 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let is_ready = mem::take(&mut self.is_ready);
         let routed_by = request.extensions().get::<RoutedBy>();
-        if routed_by == Some(&RoutedBy(self.router.me.incarnation)) {
+        if routed_by == Some(&RoutedBy(self.router.this_instance.incarnation)) {
             return self.serve(request, RewriteOutcome::Unchanged, None, is_ready);
         }
         if request.extensions().get::<FromPeer>().is_some() {

@@ -1,19 +1,32 @@
-//! Decides whether an orphan may be cancelled: only if its client cannot have resumed elsewhere.
+//! Decides whether an orphan may be cancelled, or its client may have resumed elsewhere.
 //!
-//! | the directory | the orphan |
-//! |---|---|
-//! | is not consistent, or has lost consistency during the lookup | waits for another grace period |
-//! | has not been consistent for the whole grace period and a lease's lifetime | waits until it has been |
-//! | lacks this instance's lease, so it may also have lost other leases and reports | waits for another grace period |
-//! | is in a different run than at the last heartbeat, so it may have lost leases and reports | waits for another grace period |
-//! | does not answer, or cannot be asked within 5 s because of other orphans | waits for a second |
-//! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace period ended | waits for that instance's next one |
-//! | is read less than 1.15 s after the grace period ended | waits until then, because an instance that has no lease yet may have turned a client away |
-//! | has a report that an instance has recently turned a client away | waits until that client's backoff is over |
-//! | records this instance as the session's owner | is cancelled |
-//! | has no record of the session, the leases prove that none exists, and the session is not local | is cancelled |
-//! | records another owner, or otherwise has no record | waits for another grace period; the session is written again, which decides its owner |
-//! | has a tombstone for the session | is cancelled, because its session has been closed |
+//! The instance that runs a call asks this when the call's grace period has ended. Usually the directory confirms that this instance still
+//! owns the session, and no client has been turned away recently, so the call is cancelled. As long as the client may have reached another
+//! instance, the cancellation is postponed, and all checks are repeated after the delay.
+//!
+//! The call waits for another grace period if the directory may have lost leases or reports of clients that were turned away:
+//!
+//! - The directory is not consistent, or loses consistency before the lookup is complete.
+//! - The directory does not contain this instance's lease, so it may also have lost others.
+//! - The backend is in a different run than at the last heartbeat.
+//!
+//! The call waits only for as long as necessary in these cases:
+//!
+//! - If the directory has been consistent for less than the grace period or a lease's lifetime, the call waits until it has been consistent
+//!   for both.
+//! - If the lookup has been queued behind those for other orphans for 5 s, or the directory does not answer, the call waits for 1 s.
+//! - If another live instance has sent no heartbeat that was created at least 2.15 s after the grace period ended, the call waits until
+//!   that heartbeat is due.
+//! - If the grace period ended less than 1.15 s ago, the call waits until those 1.15 s are over, because an instance that has no lease yet
+//!   may have turned the client away.
+//! - If an instance has recently turned a client away, the call waits until that client's backoff is over.
+//!
+//! Otherwise the session's record in the directory decides:
+//!
+//! - If the record names this instance as the owner, the call is cancelled.
+//! - If the record is a tombstone, the session has been closed, so the call is cancelled.
+//! - If there is no record, the leases prove that none exists, and the session is not local, the call is cancelled.
+//! - In all other cases, the session is written again, which decides its owner, and the call waits for another grace period.
 
 use std::time::Duration;
 
@@ -33,18 +46,18 @@ use crate::{
     routing::router::Router,
 };
 
-/// Maximum delay until a heartbeat reports a client that was turned away: 1.15 s.
+/// Maximum delay before a heartbeat reports a client that was turned away: 1.15 s.
 ///
-/// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for [`MAX_UNREPORTED_STALL`].
+/// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for up to [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// Minimum time between the end of a grace period and a heartbeat that counts: 2.15 s.
+/// How long after the end of a grace period a heartbeat must be created to count: 2.15 s.
 ///
-/// This is measured by the directory's clock. If that has been set back since the heartbeat, the heartbeat appears newer by up to
-/// [`MAX_BACKWARD_CLOCK_STEP`].
+/// This is measured by the directory's clock. If that clock has been set back since the heartbeat, the heartbeat appears newer than it is,
+/// by up to [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
-/// Delay between the time a heartbeat is due and the check for it.
+/// How long after a heartbeat is due to check for it.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of concurrent lookups for orphans.
@@ -54,11 +67,11 @@ pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
 /// How long a lookup waits for its turn.
 ///
-/// This has to be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
+/// This must be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
 /// period.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long until a directory that has not answered is asked again.
+/// Delay before a lookup that could not be started or went unanswered is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How long a call has been waiting for its client.
@@ -66,7 +79,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(crate) struct OrphanWait {
     grace: Duration,
     /// Time since the call's last stream ended.
-    lasted: Duration,
+    elapsed: Duration,
     /// How long a client that was turned away may take to return.
     backoff: Duration,
 }
@@ -78,35 +91,36 @@ impl OrphanWait {
         Self {
             backoff,
             grace: orphan.grace(),
-            lasted: orphan.detachment().lasted(),
+            elapsed: orphan.detachment().lasted(),
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn new(grace: Duration, lasted: Duration, backoff: Duration) -> Self {
+    pub(crate) fn new(grace: Duration, elapsed: Duration, backoff: Duration) -> Self {
         Self {
             grace,
-            lasted,
+            elapsed,
             backoff,
         }
     }
 
     /// Returns how much longer the leases require the call to wait, or `None` if they do not.
-    fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
+    fn remaining(self, leases: &Leases, this_instance: Incarnation) -> Option<Duration> {
         let others = leases
             .entries
             .iter()
-            .filter(|lease| lease.incarnation != me);
+            .filter(|lease| lease.incarnation != this_instance);
         let remaining = others.filter_map(|lease| self.remaining_for(lease)).max();
         let remaining = remaining.max(self.remaining_for_new_instances());
-        remaining.max(leases.turned_away.and_then(|ago| self.remaining_since(ago)))
+        let elapsed = leases.turned_away;
+        remaining.max(elapsed.and_then(|elapsed| self.remaining_for_client(elapsed)))
     }
 
-    /// Returns how much longer to wait for a heartbeat from one instance, if at all.
+    /// Returns how much longer to wait for an instance's heartbeat, or `None` if it suffices.
     ///
-    /// The heartbeat must cover all clients that arrived before the grace period ended.
+    /// The heartbeat must be recent enough to report every client that arrived before the grace period ended and was turned away.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
-        let since_grace = self.lasted.saturating_sub(self.grace);
+        let since_grace = self.elapsed.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
         let missing = REPORT_DELAY.saturating_sub(since_grace);
         let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
@@ -116,27 +130,27 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// Returns how much longer to wait for instances that have no lease yet, if at all.
+    /// Returns how much longer to wait for instances without a lease, or `None` if not needed.
     ///
-    /// They may have turned clients away.
+    /// An instance that has no lease yet may have turned a client away without having reported it.
     fn remaining_for_new_instances(self) -> Option<Duration> {
-        let since_grace = self.lasted.saturating_sub(self.grace);
+        let since_grace = self.elapsed.saturating_sub(self.grace);
         let remaining = UNRECORDED_WINDOW.saturating_sub(since_grace);
         (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Returns how much longer to wait for a client that was turned away, if at all.
+    /// Returns how much longer to wait for a turned-away client, or `None` if not needed.
     ///
-    /// `ago` is the time since then.
-    fn remaining_since(self, ago: Duration) -> Option<Duration> {
-        // Clients that were turned away before the call was detached count as well, because the disconnect may have been detected late. The
+    /// `elapsed` is the time since it was turned away.
+    fn remaining_for_client(self, elapsed: Duration) -> Option<Duration> {
+        // Wait even for a client that was turned away before the call was detached, because the disconnect may have been detected late. The
         // margin covers a client that only the next heartbeat will report. If the grace period is longer than the backoff, for example
-        // because of a long `retry`, the client may take that long after a 503.
+        // because of a long `retry`, the client may take that long to return after a 503.
         let backoff = self
             .backoff
             .max(self.grace)
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
-        let remaining = backoff.saturating_sub(ago);
+        let remaining = backoff.saturating_sub(elapsed);
         (!remaining.is_zero()).then_some(remaining)
     }
 }
@@ -155,7 +169,7 @@ pub(crate) async fn confirm(
 }
 
 async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> Confirmation {
-    let (grace, me) = (wait.grace, router.me.incarnation);
+    let (grace, this_instance) = (wait.grace, router.this_instance.incarnation);
     let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
     };
@@ -174,8 +188,8 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
         if router.heartbeat.consistent_since() != Some(since) {
             return Confirmation::Postpone(grace);
         }
-        wait.lasted += started.elapsed();
-        // Not read from the cache, which may be older than a claim.
+        wait.elapsed += started.elapsed();
+        // Bypass the cache, which may predate a claim.
         router.directory.look_up(session).await
     };
     if router.heartbeat.consistent_since() != Some(since) {
@@ -184,26 +198,27 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     let Ok(snapshot) = snapshot else {
         return Confirmation::Postpone(RETRY_DELAY);
     };
-    // After a failover, the backend may lack leases and reports without this instance having noticed yet.
-    let is_current =
-        snapshot.leases.get(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases);
+    // After a failover, the backend may have lost leases and reports without this instance having noticed yet.
+    let has_lease = snapshot.leases.get(this_instance).is_some();
+    let is_current = has_lease && router.heartbeat.is_in_run(&snapshot.leases);
     if !is_current {
         return Confirmation::Postpone(grace);
     }
     let own_turned_away = router.turned_away.age(Instant::now());
-    let remaining = wait.remaining(&snapshot.leases, me);
-    if let Some(remaining) =
-        remaining.max(own_turned_away.and_then(|ago| wait.remaining_since(ago)))
-    {
+    let remaining = wait.remaining(&snapshot.leases, this_instance);
+    let own_remaining = own_turned_away.and_then(|elapsed| wait.remaining_for_client(elapsed));
+    if let Some(remaining) = remaining.max(own_remaining) {
         return Confirmation::Postpone(remaining);
     }
     match snapshot.record {
-        Some(Record::Owned(ownership)) if ownership.owner == router.me => Confirmation::Cancel,
+        Some(Record::Owned(ownership)) if ownership.owner == router.this_instance => {
+            Confirmation::Cancel
+        }
         Some(Record::Deleted(_)) => {
             router.sessions.write_again(session);
             Confirmation::SessionClosed
         }
-        // The session is not one of the cluster's, so no other instance can have it.
+        // The session does not belong to the cluster, so no other instance can own it.
         None if !router.sessions.is_local(session)
             && router.heartbeat.proves_absence(&snapshot.leases) =>
         {
@@ -240,7 +255,7 @@ mod tests {
         };
         let wait = OrphanWait {
             grace: 20 * SECOND,
-            lasted: 24 * SECOND,
+            elapsed: 24 * SECOND,
             backoff: 40 * SECOND,
         };
         wait.remaining(&leases, me)
@@ -274,7 +289,7 @@ mod tests {
             let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
             let wait = OrphanWait {
                 grace: 20 * SECOND,
-                lasted: 20 * SECOND + since_grace,
+                elapsed: 20 * SECOND + since_grace,
                 backoff: 40 * SECOND,
             };
             let lease = Lease {
@@ -301,10 +316,10 @@ mod tests {
     fn a_turned_away_client_may_return_as_late_as_within_its_grace() {
         let wait = |grace: u32| OrphanWait {
             grace: grace * SECOND,
-            lasted: grace * SECOND,
+            elapsed: grace * SECOND,
             backoff: 40 * SECOND,
         };
-        let remaining = |grace| wait(grace).remaining_since(42 * SECOND);
+        let remaining = |grace| wait(grace).remaining_for_client(42 * SECOND);
         let delay = HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
         assert_eq!(remaining(20), Some(delay - 2 * SECOND));
         assert_eq!(remaining(65), Some(delay + 23 * SECOND));
@@ -315,10 +330,10 @@ mod tests {
         for backoff in [Duration::ZERO, Duration::MAX] {
             let wait = OrphanWait {
                 grace: SECOND,
-                lasted: SECOND,
+                elapsed: SECOND,
                 backoff,
             };
-            assert!(wait.remaining_since(Duration::ZERO) > Some(backoff.min(SECOND)));
+            assert!(wait.remaining_for_client(Duration::ZERO) > Some(backoff.min(SECOND)));
         }
     }
 }

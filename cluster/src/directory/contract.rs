@@ -1,4 +1,4 @@
-//! A directory's contract, as tests that run against each implementation.
+//! The contract of a directory, in the form of tests that run against each implementation.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -125,7 +125,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(differing, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
-    // A directory that has been restored from a snapshot holds such an older record.
+    // A directory that has been restored from a snapshot may contain such an older record.
     let latest = Registration {
         epoch: later.epoch.next(),
         ..taken.clone()
@@ -134,7 +134,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
     let differing = register(first, &[later]).await;
     assert_eq!(differing, [(taken.session, owned(second, &latest))]);
-    // If two instances have the same epoch, the session belongs to the larger incarnation.
+    // If two instances have the same epoch, the larger incarnation owns the session.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
         both.sort_by_key(|owner| owner.incarnation.to_string());

@@ -1,4 +1,4 @@
-//! The errors a directory can return.
+//! The error that directory requests return.
 
 use std::{
     error::Error,
@@ -15,7 +15,7 @@ pub(crate) struct DirectoryError {
 // === impl DirectoryError ===
 
 impl DirectoryError {
-    /// The directory did not answer in time.
+    /// Creates the error for a directory that did not answer in time.
     pub(crate) fn timed_out() -> Self {
         Self {
             message: "the directory did not answer in time",
@@ -23,6 +23,8 @@ impl DirectoryError {
         }
     }
 
+    /// Creates the error for a backend or a configuration that cannot be used.
+    ///
     /// The backend cannot serve as a directory, or cannot be reached with this configuration.
     pub(crate) fn unusable(message: &'static str) -> Self {
         Self {
@@ -31,7 +33,7 @@ impl DirectoryError {
         }
     }
 
-    /// The backend could not be reached, or refused the request.
+    /// Creates the error for a backend that could not be reached, or refused the request.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             message: "the directory failed",
@@ -39,7 +41,7 @@ impl DirectoryError {
         }
     }
 
-    /// The answer to a call is larger than [`MAX_ANSWER`](super::MAX_ANSWER).
+    /// Creates the error for an answer longer than [`MAX_ANSWER`](super::MAX_ANSWER).
     pub(crate) fn too_large() -> Self {
         Self {
             message: "the answer is too large to be kept",
@@ -47,7 +49,7 @@ impl DirectoryError {
         }
     }
 
-    /// The directory holds a value that no instance can have written.
+    /// Creates the error for a stored value that no instance can have written.
     pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             message: "the directory holds a value that no instance wrote",

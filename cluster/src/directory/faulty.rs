@@ -50,7 +50,7 @@ pub(crate) struct Faulty {
     gate: Option<Arc<dyn Gate>>,
 }
 
-/// Decides when, and whether, a request is executed. In the simulation each instance has its own.
+/// Decides when, and whether, a request is executed. In the simulation, each instance has its own gate.
 pub(crate) trait Gate: Debug + Send + Sync {
     /// Wraps a request so that it is executed as this gate allows.
     fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest;

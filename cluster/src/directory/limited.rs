@@ -1,6 +1,6 @@
-//! A directory that always answers in time, if only with an error.
+//! A directory that always answers in time, or else returns an error.
 //!
-//! If this process stalls while an answer is waiting to be read, that answer is discarded, because it may be out of date.
+//! If an answer arrives in time but this process stalls before reading it, the answer is discarded, because it may be out of date.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,17 +14,18 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout for every request that is not about an answer.
+/// Timeout for all requests other than writing, reading or removing an answer.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing, reading or removing an answer.
 ///
-/// This is long enough to get 1 MiB confirmed by a directory with a latency of 2 s. Only the resume of a lost call ever waits this long.
+/// Long enough for a directory with a latency of 2 s to confirm 1 MiB. The only request that ever waits this long is the resume of a lost
+/// call.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A directory that answers or fails within a timeout. Clones share the directory.
+/// A directory whose requests succeed or fail within a timeout. Clones share the directory.
 ///
 /// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`] for requests about answers.
 #[derive(Debug, Clone)]

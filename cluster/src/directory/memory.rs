@@ -1,4 +1,4 @@
-//! A directory in memory, for instances that all run in one process.
+//! An in-memory directory, for instances that all run in one process.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,19 +20,19 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum total size of the kept answers. Beyond that, the earliest-written are evicted first.
+/// Maximum total size of the stored answers. Beyond that, the oldest are evicted first.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// The number of bytes that each answer counts for in addition to its length.
+/// The number of bytes that each answer is charged in addition to its length.
 const ANSWER_OVERHEAD: usize = 256;
 
 /// What the directory's clock reads when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
-/// A directory in memory, for several instances in one process. Clones share the directory.
+/// An in-memory directory, for several instances in one process. Clones share the directory.
 ///
 /// It is meant for tests, demos, and servers that run one runtime per core. Like a Redis directory, it keeps a session for an hour after
-/// its owner last registered or claimed it, and an answer for ten minutes after its call ended. It holds up to 64 MiB of answers.
+/// its owner last registered or claimed it, and an answer for ten minutes after its call has ended. It stores up to 64 MiB of answers.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -52,7 +52,7 @@ struct State {
     started: Instant,
     sessions: HashMap<SessionHash, StoredSession>,
     leases: HashMap<Incarnation, StoredLease>,
-    /// When an instance last turned a client away.
+    /// When an instance last turned a client away, or a lease last lapsed.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
     /// The keys of `answers`, in the order they were written.
@@ -67,7 +67,7 @@ struct StoredSession {
     expires: Instant,
 }
 
-/// A lease, with the status that its instance wrote along with it.
+/// A lease, with the status that its instance wrote with it.
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed: Instant,
@@ -76,7 +76,7 @@ struct StoredLease {
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
-    /// Whether another owner has replaced one of the instance's records since.
+    /// Whether another owner has replaced one of the instance's records since then.
     was_replaced: bool,
 }
 
@@ -304,8 +304,9 @@ impl State {
         CLOCK_START.saturating_add(now - self.started)
     }
 
-    /// Renews a lease unless a later status already has. Returns whether one of its instance's records has been replaced in the meantime,
-    /// or `None` if there is no lease.
+    /// Renews a lease, unless a later status already has.
+    ///
+    /// Returns whether one of its instance's records has been replaced since the last renewal, or `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);
@@ -320,8 +321,8 @@ impl State {
 
     /// Returns when a status was created, or `now` if that is unknown or in the future.
     fn created_at(&self, status: &Status, now: Instant) -> Instant {
-        let ago = status.created_at.map(|at| self.time(now).since(at));
-        now.checked_sub(ago.unwrap_or_default()).unwrap_or(now)
+        let elapsed = status.created_at.map(|at| self.time(now).since(at));
+        now.checked_sub(elapsed.unwrap_or_default()).unwrap_or(now)
     }
 
     fn run(&self) -> BackendRunId {
@@ -363,15 +364,16 @@ impl State {
         }
     }
 
-    /// Returns when a lease last lapsed. A released lease has not lapsed.
+    /// Returns when a lease last lapsed. A released lease does not count as lapsed.
     fn last_lapse(&self, now: Instant) -> Option<Instant> {
         let lapsed = self.leases.values().filter(|lease| !lease.is_valid(now));
         lapsed.map(|lease| lease.renewed + LEASE_TTL).max()
     }
 
     fn record_turned_away(&mut self, status: &Status, now: Instant) {
-        let at = status.turned_away.and_then(|ago| now.checked_sub(ago));
-        self.turned_away = self.turned_away.max(at);
+        let elapsed = status.turned_away;
+        let turned_away = elapsed.and_then(|elapsed| now.checked_sub(elapsed));
+        self.turned_away = self.turned_away.max(turned_away);
     }
 
     fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
@@ -398,8 +400,10 @@ impl State {
         }
     }
 
-    /// Removes expired leases, records and answers. An expired answer stays in memory for as long as one written before it has not expired,
-    /// but [`answer`](Directory::answer) does not return it.
+    /// Removes expired leases, records and answers.
+    ///
+    /// An expired answer stays in memory until every answer written before it has expired, but [`answer`](Directory::answer) no longer
+    /// returns it.
     fn sweep(&mut self, now: Instant) {
         self.turned_away = self.turned_away.max(self.last_lapse(now));
         self.leases.retain(|_, lease| lease.is_valid(now));

@@ -1,25 +1,29 @@
-//! The directory of sessions and their owners, and of the instances that are alive.
+//! The directory: which instance owns each session, and which instances are alive.
 //!
-//! 1. **Epochs.** Each session has one record, and of two versions of it the one with the higher epoch is authoritative
-//!    ([`Record::yields_to`]). [`register`](Directory::register) overwrites an older record, which is what a directory restored from a
-//!    snapshot may hold. A [`claim`](Directory::claim) starts a higher epoch; it names the ownership it replaces, and fails if the record
-//!    has changed in the meantime. `register` can start a higher epoch too, but only over a record that already belongs to the same owner
+//! Any instance can look up a session's owner in order to relay a request to it. If the owner's lease has lapsed, or if the owner has
+//! relinquished the session, another instance can claim it. The backend is the store behind the directory: Redis, Valkey, or this process's
+//! memory.
+//!
+//! 1. **Epochs.** Each session has one record. If there are two versions of it, the one with the higher epoch is authoritative
+//!    ([`Record::yields_to`]). A [`claim`](Directory::claim) starts a higher epoch. It names the ownership it replaces, and fails if the
+//!    record has changed in the meantime. [`register`](Directory::register) overwrites an older record, such as one in a directory that has
+//!    been restored from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
 //!    ([`Registration::renewed`]).
-//! 2. **Tombstones.** When a session ends, because its client has ended it or because it cannot be restored, its record stays behind as a
-//!    tombstone, so that no former owner can register the session again.
-//! 3. Each compare-and-set works on a single key, and the backend executes it atomically. Nothing relies on two keys agreeing with each
-//!    other. When [`register`](Directory::register) replaces another owner's record, it also marks that owner's lease, and the owner's next
-//!    heartbeat returns the mark.
-//! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each lookup therefore also returns the
-//!    leases as of the same moment ([`Leases`]), and each lease names the run of the backend in which all of its instance's sessions have
-//!    been written. [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
-//! 5. An instance acquires its lease first and only then registers sessions. A lease that has lapsed is never renewed: it is acquired anew,
-//!    once the instance has recorded the gap. An instance that finds its own lease therefore knows that nothing has been lost since its
-//!    last lookup.
-//! 6. No caller waits for the directory longer than [`DIRECTORY_TIMEOUT`], because all of them go through [`Limited`]. Answers to calls are
-//!    written, read and removed within [`ANSWERS_TIMEOUT`], on a path of their own, so they do not delay any other request.
-//!
-//! The backend is the store behind the directory: Redis, Valkey, or this process's memory.
+//! 2. **Tombstones.** When a client ends its session, or a session cannot be restored, the session's record is replaced by a tombstone, so
+//!    that no former owner can register the session again.
+//! 3. **Single keys.** The backend executes each compare-and-set atomically, on a single key, and nothing relies on two keys agreeing with
+//!    each other. When [`register`](Directory::register) replaces another owner's record, it also marks that owner's lease, and the reply
+//!    to the owner's next heartbeat reports the mark.
+//! 4. **Missing records.** A missing record proves little, because the directory may just have restarted empty. Each lookup therefore also
+//!    returns the leases as of the same moment ([`Leases`]), and each lease names the run of the backend in which its instance has written
+//!    all of its sessions. From these leases, [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether the session really
+//!    does not exist.
+//! 5. **Leases.** An instance acquires its lease first and only then registers sessions. A lapsed lease is never renewed. Instead, the
+//!    instance records the gap and then acquires a new lease. An instance that finds its own lease therefore knows that nothing has been
+//!    lost since its last lookup.
+//! 6. **Timeouts.** No caller waits for the directory longer than [`DIRECTORY_TIMEOUT`], because all requests pass through [`Limited`].
+//!    Answers to calls are written, read and removed within [`ANSWERS_TIMEOUT`], on a path of their own, so that they do not delay any
+//!    other request.
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -45,10 +49,10 @@ use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// How long a lease lasts, counted from the creation of its heartbeat: three heartbeats.
+/// How long a lease lasts from the creation of its heartbeat: three heartbeat intervals.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
-/// How long the directory keeps a record that its owner does not write again.
+/// How long the directory keeps a record after the last write.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How long an answer is kept after its call has ended.
@@ -56,7 +60,7 @@ pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 /// Clients that resume do so within minutes, and answers take up more of the directory than anything else.
 pub(crate) const ANSWER_TTL: Duration = Duration::from_secs(10 * 60);
 
-/// Maximum length of a kept answer.
+/// Maximum length of a stored answer.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 
 /// The directory of sessions and their owners.
@@ -73,12 +77,13 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Returns `None` if the session has no record, or only a tombstone.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes an owner's sessions, and returns the records that differ from what was to be written.
+    /// Writes an owner's sessions, and returns any records that differ from the intended ones.
     ///
-    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner holds the session. If the
-    /// stored record does not already belong to the owner, or there is none, the session is written without its [new
-    /// epoch](Registration::renewed). Each written record is kept for [`RECORD_TTL`] from now. If it replaces a record of another owner
-    /// that has a lease, that owner's next heartbeat [reports it](HeartbeatReply::was_replaced).
+    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner holds the session. A session's
+    /// [new epoch](Registration::renewed) is written only over a record that already belongs to the owner. Otherwise, even if there is no
+    /// record, the session is written at the epoch at which the owner holds it. Each written record is kept for [`RECORD_TTL`] from now. If
+    /// it replaces another owner's record and that owner has a lease, the owner's next heartbeat [reports
+    /// it](HeartbeatReply::was_replaced).
     async fn register(
         &self,
         owner: Owner,
@@ -87,7 +92,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Replaces one ownership with another if the session's record is still `previous`.
     ///
-    /// An owner claims even its own session before restoring it. From then on, no claim based on an earlier read of the record can succeed.
+    /// An owner claims even its own session before restoring it, so that from then on no claim based on an earlier read of the record can
+    /// succeed.
     async fn claim(
         &self,
         session: SessionHash,
@@ -97,7 +103,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Replaces a session's record with a tombstone, unless another instance's record wins.
     ///
-    /// Another instance's record wins if its epoch is the same or higher. The tombstone is kept for [`RECORD_TTL`].
+    /// That record wins if its epoch is the same or higher. The tombstone is kept for [`RECORD_TTL`].
     async fn delete(
         &self,
         session: SessionHash,
@@ -106,8 +112,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Renews the lease if it has not lapsed, but never acquires one.
     ///
-    /// A lease with a later [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away is
-    /// stored even if it has no lease.
+    /// A lease written with a higher [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away
+    /// is stored even if the instance has no lease.
     async fn heartbeat(
         &self,
         owner: Owner,
@@ -117,10 +123,10 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Like [`heartbeat`](Self::heartbeat), but acquires a lease if there is none.
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
-    /// Releases the lease, if there is one. This does not count as a lapse.
+    /// Releases the lease, if there is one. A released lease does not count as lapsed.
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer to one of `incarnation`'s calls for `time`.
+    /// Stores the answer to one of `incarnation`'s calls for `time`.
     ///
     /// [`Limited`] rejects answers longer than [`MAX_ANSWER`].
     async fn keep_answer(
@@ -140,7 +146,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
-    /// Returns a kept answer, or `None` if there is none.
+    /// Returns a stored answer, or `None` if there is none.
     async fn answer(
         &self,
         session: SessionHash,
@@ -149,16 +155,16 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<Option<Bytes>, DirectoryError>;
 }
 
-/// A session as its owner writes it.
+/// A session to be written by its owner.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Registration {
     pub(crate) session: SessionHash,
-    /// The epoch at which the owner holds it.
+    /// The epoch at which the owner holds the session.
     pub(crate) epoch: Epoch,
-    /// A higher epoch that the owner takes with this write, if it was without a lease for a while.
+    /// A higher epoch to take with this write, if the owner was without a lease for a while.
     ///
-    /// Once it is written, claims on an earlier record can no longer succeed. It is taken only over a record that already belongs to the
-    /// same owner, because a missing record may mean that a later claim has been lost.
+    /// Once it has been written, claims on an earlier record can no longer succeed. It is written only over a record that already belongs
+    /// to the same owner, because if the record is missing, a later claim may have been lost with it.
     pub(crate) renewed: Option<Epoch>,
     /// The `initialize` parameters, as JSON.
     pub(crate) params: Arc<[u8]>,
@@ -171,22 +177,23 @@ pub(crate) struct SessionSnapshot {
     pub(crate) leases: Leases,
 }
 
-/// The instances that hold a lease in the directory at one moment.
+/// All of the directory's leases at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
     pub(crate) run: BackendRunId,
     pub(crate) entries: Vec<Lease>,
     /// How long ago any instance last turned a client away.
     ///
-    /// This includes instances that no longer hold a lease, because they may have turned clients away right up to its lapse.
+    /// This includes instances that no longer hold a lease, because they may have turned clients away right up to the moment their lease
+    /// lapsed.
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// A lease, with the status that its instance wrote along with it.
+/// A lease, with the status that its instance wrote with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
-    /// How long ago its heartbeat was created, or up to [`DIRECTORY_TIMEOUT`] more.
+    /// The time since its heartbeat was created, or up to [`DIRECTORY_TIMEOUT`] more.
     pub(crate) age: Duration,
     /// The run of the backend in which all of the instance's sessions have been written.
     pub(crate) written_in: Option<BackendRunId>,
@@ -194,10 +201,10 @@ pub(crate) struct Lease {
     ///
     /// By then, any instance that has not renewed its lease in that run no longer has one.
     pub(crate) is_settled: bool,
-    /// Whether answers to its calls are late, or may still be.
+    /// Whether answers to the instance's calls are late, or may yet turn out to be.
     ///
-    /// They may still be while calls are possibly running in sessions that the instance must close. An answer is late if its call ended a
-    /// while ago and it is still not known to be in the directory.
+    /// An answer is late if its call ended a while ago and the answer is still not known to be in the directory. Answers may yet turn out
+    /// to be late while the instance has sessions that it must close, because their calls may still be running.
     pub(crate) has_late_answers: bool,
 }
 
@@ -214,10 +221,10 @@ pub(crate) struct Status {
     pub(crate) turned_away: Option<Duration>,
     /// When the instance created the status, or up to [`DIRECTORY_TIMEOUT`] earlier.
     ///
-    /// The lease is renewed as of this time, so that a heartbeat that arrives late does not count as current. `None` if the instance does
-    /// not know the directory's time.
+    /// The lease is renewed as of this time, so that a heartbeat that arrives late is not mistaken for a current one. `None` if the
+    /// instance does not know the directory's time.
     pub(crate) created_at: Option<DirectoryTime>,
-    /// Grows with each of the instance's statuses. The directory keeps the one with the highest number.
+    /// Increases with each of the instance's statuses. The directory keeps the one with the highest number.
     pub(crate) number: u64,
 }
 
@@ -225,7 +232,7 @@ pub(crate) struct Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DirectoryTime(pub(crate) u64);
 
-/// Identifies one start of a backend. The next start may have lost this one's data.
+/// Identifies one run of a backend. After a restart, the data from this run may be lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BackendRunId(Arc<str>);
 
@@ -251,7 +258,7 @@ pub(crate) enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend has lost its data.
+    /// Whether the lease still existed. If not, the instance was considered dead for a while, or the backend has lost its data.
     pub(crate) was_alive: bool,
     /// Whether another instance has replaced one of this one's records since the last heartbeat.
     pub(crate) was_replaced: bool,
@@ -333,7 +340,7 @@ impl BackendRunId {
 // === impl Entry ===
 
 impl Debug for Entry {
-    /// Omits the parameters, which are the client's.
+    /// Omits the parameters, which belong to the client.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entry")
             .field("ownership", &self.ownership)

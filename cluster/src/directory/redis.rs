@@ -1,4 +1,4 @@
-//! A directory in a Redis or Valkey server.
+//! A directory stored in a Redis or Valkey server.
 //!
 //! | key | value | expires |
 //! |---|---|---|
@@ -6,15 +6,24 @@
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer to a call that ended without its client | 10 min after its call ended |
 //!
-//! `<session>` is a hash and `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat
-//! was created, in milliseconds on the backend's clock. `<number>` grows with each of the instance's heartbeats. `<run>` is the run in
-//! which all of the instance's sessions have been written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or
-//! `-`. When another owner replaces one of the instance's records, the word `replaced` is appended until the instance's next heartbeat. A
-//! lease lasts 6 s. The `turned-away` field is not a lease: it holds the time at which an instance last turned a client away or a lease
-//! last lapsed. All leases share one key, so they are lost together, and each instance notices the loss at its next heartbeat.
+//! `<session>` is a hash of the session id, and `<call>` is a number.
 //!
-//! Each compare-and-set is a script that decides on a single key. The backend's user needs `~mcp:*` and `+hget +hmget +hset +hdel +hgetall
-//! +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels also `+role`.
+//! A lease lasts 6 s and is written as `<renewed> <number> <run> <marks> <address>`:
+//!
+//! - `<renewed>` is the time at which its heartbeat was created, in milliseconds on the backend's clock.
+//! - `<number>` increases with each of the instance's heartbeats.
+//! - `<run>` is the run of the backend in which the instance has written all of its sessions, or `-` if there is none.
+//! - `<marks>` are `settled` and `late-answers`, separated by a comma, or `-` if neither applies.
+//! - `<address>` is the instance's address.
+//!
+//! When another owner replaces one of the instance's records, the word `replaced` is appended to the lease until the instance's next
+//! heartbeat.
+//!
+//! The `turned-away` field is not a lease. It holds the time at which an instance last turned a client away or a lease last lapsed. All
+//! leases share one key, so they are lost together, and each instance notices the loss at its next heartbeat.
+//!
+//! Each compare-and-set is a script whose decision depends on a single key. The backend's user needs `~mcp:*` and `+hget +hmget +hset +hdel
+//! +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels also `+role`.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -59,12 +68,12 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases' key is kept after any instance's last heartbeat.
+/// How long the leases' key is kept after the last heartbeat from any instance.
 ///
-/// This is long so that a backend that evicts the keys closest to expiry evicts this one last.
+/// The time is this long so that a backend that evicts the keys closest to expiry evicts this one last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Redis or Valkey, over two connections that are reestablished when they break.
+/// A directory in Redis or Valkey. Its two connections are reestablished when they break.
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
@@ -75,7 +84,7 @@ pub(crate) struct RedisDirectory {
 // === impl RedisDirectory ===
 
 impl RedisDirectory {
-    /// Returns the directory at an address. The first command connects to it.
+    /// Creates a directory at this address. The first command connects to it.
     ///
     /// # Errors
     ///
@@ -93,7 +102,7 @@ impl RedisDirectory {
 
     /// Inspects the backend if it answers within [`DIRECTORY_TIMEOUT`].
     ///
-    /// Otherwise this is left to the first heartbeat that is answered. A connection error is only logged.
+    /// Otherwise the inspection is left to the first heartbeat that is answered. A connection error is only logged.
     ///
     /// # Errors
     ///
@@ -105,7 +114,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, properties).await {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
-            // Heartbeats will retry, but all they see is a timeout, so the error is logged now.
+            // Log the error now: heartbeats will retry, but all they get to see is a timeout.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())
@@ -119,7 +128,9 @@ impl RedisDirectory {
     }
 
     fn lease_script(&self, owner: Owner, status: &Status, mode: &str) -> ScriptInvocation<'_> {
-        let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
+        let turned_away = status
+            .turned_away
+            .map(|elapsed| millis(elapsed).to_string());
         let run = status.written_in.as_ref().map(BackendRunId::as_str);
         let marks = [
             status.is_settled.then_some(SETTLED),
@@ -152,8 +163,8 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let reply = pipeline.query_async(&mut connection).await;
         let reply = reply.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, with its name now resolving to another server. Or it may be refusing the connection,
-            // which is not retried automatically.
+            // The backend may have become a replica, and its name may now resolve to another server. Or the backend is refusing the
+            // connection, in which case it is not reestablished automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -167,7 +178,7 @@ impl RedisDirectory {
         })
     }
 
-    /// Sends a command about an answer, on the connection for answers. The command may be executed twice.
+    /// Sends a command on the connection for answers. The command may be executed twice.
     ///
     /// That connection may have been idle for a long time, so the backend or the network may have closed it. The second attempt then uses a
     /// new one.
@@ -274,7 +285,7 @@ impl Directory for RedisDirectory {
             match parse_record(registered.session, &text) {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
                 Ok(record) => differing.push((registered.session, record)),
-                // One such record must not block the others.
+                // An unreadable record must not keep the others from being processed.
                 Err(error) => self.unreadable_warning.warn(&format_args!("{error}")),
             }
         }

@@ -1,17 +1,22 @@
-//! Keeps the lease, tracks the directory's consistency, and writes the local sessions.
+//! Renews the lease, writes local sessions, and tracks whether the directory is consistent.
 //!
-//! 1. A single task registers sessions, deletes them and holds the lease. It writes sessions in several concurrent batches, which
+//! 1. A single task renews the lease, and registers and deletes sessions. It writes the sessions in several concurrent batches, which
 //!    heartbeats do not wait for. Writes of the same session can complete in any order, because the records themselves are ordered
 //!    ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. The interval drops to
 //!    [`RETRY_INTERVAL`] while the directory is not answering, and to [`MIN_INTERVAL`] while clients are being turned away.
-//! 3. A loss, which is either a new run of the backend or a lapsed lease, ends the consistency before the lease is acquired again. An
-//!    instance that reads its own lease and then finds the directory consistent therefore knows that nothing was lost in between.
-//! 4. Among other things, each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all of this
-//!    instance's sessions have been written. `is_settled` is set once this instance has found the directory consistent for
-//!    [`SETTLE_PERIOD`]. `has_late_answers` is set while answers to its calls are late, or while calls of sessions that it must close may
-//!    still be running. `turned_away` is how long ago this instance last turned a client away. A missing record proves that the session
-//!    does not exist only if [`Heartbeat::proves_absence`] returns `true`.
+//! 3. Data may have been lost if the backend is in a new run or if the lease has lapsed. In either case, the directory stops being
+//!    consistent before the lease is acquired again. An instance that reads its own lease and then finds the directory consistent therefore
+//!    knows that nothing was lost in between.
+//!
+//! Each heartbeat reports, among other things ([`Status`]):
+//!
+//! - `written_in`: the run of the backend in which this instance has written all of its sessions
+//! - `is_settled`: whether it has found the directory consistent for [`SETTLE_PERIOD`]
+//! - `has_late_answers`: whether answers to its calls are late, or calls may still be running in sessions that it must close
+//! - `turned_away`: how long ago it last turned a client away
+//!
+//! A missing record proves that the session does not exist only if [`Heartbeat::proves_absence`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -68,20 +73,21 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// With a hundred instances turning clients away, the directory gets at most 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often to scan for sessions that were written a while ago and should be written again.
+/// How often to scan for sessions that were last written a while ago and should be rewritten.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of session batches written at a time.
 ///
-/// A directory with a latency of 300 ms then accepts 3,000 sessions a second.
+/// With this many, even a directory with a latency of 300 ms accepts 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
 
 /// Maximum number of deletion batches written at a time.
 const MAX_DELETIONS: usize = 4;
 
-/// Keeps the lease and writes the local sessions.
+/// Renews the lease and writes the local sessions.
 pub(crate) struct Heartbeat {
-    me: Owner,
+    /// This instance.
+    owner: Owner,
     directory: Limited,
     sessions: Arc<Sessions>,
     turned_away: Arc<TurnedAway>,
@@ -94,7 +100,7 @@ pub(crate) struct Heartbeat {
     stop: Notify,
     /// Makes the task send a heartbeat right away.
     heartbeat_due: Notify,
-    /// Notified after each answered heartbeat. Resumes the writes once the directory is reachable.
+    /// Notified after each answered heartbeat, so that writes can resume after an outage.
     directory_reachable: Notify,
 }
 
@@ -102,7 +108,7 @@ pub(crate) struct Heartbeat {
 
 impl Heartbeat {
     pub(crate) fn new(
-        me: Owner,
+        owner: Owner,
         directory: Limited,
         sessions: Arc<Sessions>,
         turned_away: Arc<TurnedAway>,
@@ -110,7 +116,7 @@ impl Heartbeat {
         requires_lease: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
-            me,
+            owner,
             directory,
             sessions,
             turned_away,
@@ -132,7 +138,7 @@ impl Heartbeat {
 
     /// Returns `true` if a session that is open here may serve new requests.
     ///
-    /// Otherwise another instance may have claimed the session, which has to be verified first ([`Lapse`](crate::sessions::Lapse)).
+    /// If not, another instance may have claimed the session, so the session must be verified first ([`Lapse`](crate::sessions::Lapse)).
     pub(crate) fn may_serve(&self, id: &str) -> bool {
         let lapse = self.health().lapse(Instant::now());
         if lapse.is_none() && !self.sessions.has_contested() {
@@ -160,20 +166,20 @@ impl Heartbeat {
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
             biased;
-            // Polled before the heartbeats, so that the first heartbeat after a stall reports it.
+            // Poll this before the heartbeats, so that the first heartbeat after a stall reports it.
             never = stalls::watch(&self.turned_away) => match never {},
             () = self.send_heartbeats() => {}
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
         }
-        // The most recently opened sessions must be in the directory, or else other instances could not claim them.
+        // Write the most recently opened sessions, so that other instances can claim them.
         let _ = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
-        // This status reports when this instance last turned a client away. If the lease has to expire instead, that counts as such a
-        // report.
-        let reported = self.directory.heartbeat(self.me, &self.status()).await;
+        // This last status reports when this instance last turned a client away. If it cannot be sent, the lease expires instead, which
+        // counts as such a report.
+        let reported = self.directory.heartbeat(self.owner, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::set_directory_consistent(false);
-        if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
+        if reported.is_err() || self.directory.release_lease(self.owner).await.is_err() {
             log(|| tracing::debug!("could not release the lease, so it will expire on its own"));
         }
     }
@@ -216,7 +222,7 @@ impl Heartbeat {
         }
     }
 
-    /// Waits for a turned-away client that has not been reported yet, and at least until `earliest`.
+    /// Waits for a turned-away client to report, and at least until `earliest`.
     async fn wait_until_turned_away(&self, earliest: Instant) {
         self.turned_away.wait_until_unreported().await;
         sleep_until(earliest).await;
@@ -235,9 +241,10 @@ impl Heartbeat {
     async fn try_send_heartbeat(&self, mut started: Instant) -> Result<(), DirectoryError> {
         self.health().on_heartbeat_started(started);
         let status = self.status();
-        if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
+        let is_recent = |elapsed: &Duration| *elapsed < HEARTBEAT_INTERVAL;
+        if let Some(elapsed) = status.turned_away.filter(is_recent) {
             log(
-                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "a client was turned away recently"),
+                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?elapsed, "a client was turned away recently"),
             );
         }
         let mut reply = self.report(started, &status).await?;
@@ -253,9 +260,9 @@ impl Heartbeat {
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
-            // A new instance has no sessions, so there is no reason for it to delay other instances' proofs.
+            // A new instance has no sessions, so it has no reason to delay other instances' proofs.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
-            self.directory.acquire_lease(self.me, &status).await?;
+            self.directory.acquire_lease(self.owner, &status).await?;
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
         let required = self.health().on_heartbeat_answered(started, reply.run);
@@ -273,14 +280,14 @@ impl Heartbeat {
 
     /// Sends a status and reads the directory's clock from the reply.
     ///
-    /// If that clock has stepped forward or this machine was suspended, clients count as turned away. If one of this instance's records has
-    /// been replaced, its sessions are checked again.
+    /// If that clock has stepped forward or this machine was suspended, clients are recorded as turned away. If one of this instance's
+    /// records has been replaced, its sessions are checked again.
     async fn report(
         &self,
         started: Instant,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        let reply = self.directory.heartbeat(self.me, status).await?;
+        let reply = self.directory.heartbeat(self.owner, status).await?;
         let now = Instant::now();
         if self.health().on_time_read(started, now, reply.time) {
             self.turned_away.record();
@@ -293,8 +300,8 @@ impl Heartbeat {
 
     /// Returns `true` if new epochs are due and this instance may take them.
     ///
-    /// While another instance's claim may have been lost, new epochs have to wait, because they would supersede that claim. During that
-    /// time no instance claims sessions.
+    /// As long as another instance's claim may have been lost, new epochs have to wait, because they would supersede that claim. In the
+    /// meantime, no instance claims sessions.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),
@@ -303,7 +310,7 @@ impl Heartbeat {
         }
         let leases = self.directory.leases().await?;
         let is_settled = self.health().is_settled(Instant::now()) || leases.has_settled();
-        Ok(is_settled && leases.all_have_written(self.me.incarnation))
+        Ok(is_settled && leases.all_have_written(self.owner.incarnation))
     }
 
     fn status(&self) -> Status {
@@ -331,7 +338,7 @@ impl Heartbeat {
     /// Writes queued sessions and deletions, forever.
     async fn run_writes(&self) -> Infallible {
         let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
-        // Deletions have a lane of their own, so that slow or failing ones do not delay any session.
+        // Deletions have a lane of their own, so that slow or failing deletions do not delay sessions from being written.
         let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
         loop {
             if !self.health().is_unreachable() {
@@ -358,7 +365,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes everything that is queued now, until a write fails.
+    /// Writes everything that is queued, but stops if a write fails.
     async fn write_all(&self) {
         let next = || {
             self.sessions
@@ -384,7 +391,7 @@ impl Heartbeat {
                 join_all(deletions).await.into_iter().collect()
             }
             Work::Register(batch) => {
-                match self.directory.register(self.me, &batch.sessions).await {
+                match self.directory.register(self.owner, &batch.sessions).await {
                     Ok(differing) => {
                         self.sessions.on_written(batch, &differing);
                         Ok(())
@@ -409,7 +416,7 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances are waiting for the status in which this one reports that everything has been written.
+            // Other instances are waiting for this one to report that it has written everything.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable_warning.clear() {
@@ -430,7 +437,7 @@ impl Debug for Heartbeat {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let since = self.consistent_since();
         f.debug_struct("Heartbeat")
-            .field("me", &self.me)
+            .field("owner", &self.owner)
             .field("consistent_since", &since)
             .finish_non_exhaustive()
     }

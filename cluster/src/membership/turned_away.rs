@@ -1,15 +1,18 @@
-//! Tracks when this instance last turned a client away.
+//! Tracks when a client was last turned away, so that its call is not cancelled too early.
 //!
-//! A client counts as turned away if the cluster's layer answers 503 to a request that belongs to a session, or if any layer answers 408,
-//! 429 or 5xx to a resume of a local call. A client also counts while it is waiting for an unresponsive owner or inner service, and
-//! afterwards if it has not been served. It counts as well if this process stalls, the machine is suspended, or the directory's clock steps
-//! forward, because clients may have been waiting in the meantime.
+//! A client that has been turned away is expected to return, and a call that looks orphaned to its owner may be that client's. Each
+//! heartbeat therefore reports how long ago a client was last turned away ([`Status`](crate::directory::Status)), and the directory keeps
+//! the latest time reported by any instance, including those that are no longer running. For a while after that time, owners do not cancel
+//! any orphans. The report does not identify a session, so a single time covers all clients and fits in the heartbeat. Turning a client
+//! away brings the next heartbeat forward, so even an instance that dies soon afterwards has usually reported it.
 //!
-//! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). Turning a client away brings
-//! the next heartbeat forward, so even an instance that dies soon afterwards has usually reported it. The directory keeps the latest time
-//! reported by any instance, including those that are no longer running. For a while after that time, owners do not cancel any orphans,
-//! because the orphaned call may be that client's. The report does not identify a session, so a single time covers all clients and fits in
-//! the heartbeat.
+//! A client counts as turned away in any of these cases:
+//!
+//! - The cluster's layer answers 503 to a request that belongs to a session.
+//! - Any layer answers 408, 429 or 5xx to a resume of a local call.
+//! - The client is waiting for an owner or an inner service that does not respond, or has stopped waiting without being served.
+//! - This process stalls, the machine is suspended, or the directory's clock steps forward, because clients may have been waiting in the
+//!   meantime.
 
 use std::{
     pin::pin,
@@ -32,7 +35,7 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 /// How long a client may go unserved before it counts as turned away.
 ///
 /// This applies to relayed requests other than POST, to reading the body of such a request before a restore, and to resumes that wait for
-/// the inner service or its response. Their call's grace period may expire while they wait.
+/// the inner service or its response. In each of these cases, a call's grace period may expire while its client is waiting.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// The longest it takes for an unserved client to count as turned away.

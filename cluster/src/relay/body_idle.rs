@@ -1,6 +1,6 @@
 //! Limits how long a request body may pause.
 //!
-//! Otherwise a client that sends half a body and then stays connected would block every task that is waiting for the body.
+//! Otherwise a client that sends half a body and then stays connected would block every task waiting for the rest.
 
 use std::{
     error::Error,
@@ -20,18 +20,20 @@ use tokio::time::{Sleep, sleep};
 /// On any working link, a lost packet is retransmitted sooner than that.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// No byte of a request body has arrived for [`BODY_IDLE_TIMEOUT`].
+/// The error for a request body of which no byte has arrived for [`BODY_IDLE_TIMEOUT`].
 #[derive(Debug)]
 struct BodyStalled;
 
-/// A body that fails with [`BodyStalled`].
+/// A body that fails with [`BodyStalled`] if it pauses for too long while it is being read.
 struct IdleLimited {
     body: Body,
-    /// Set while the reader is waiting for the next frame. A body that is not being read cannot stall.
+    /// The time left for the next frame, or `None` if the reader is not waiting for one.
+    ///
+    /// A body that is not being read cannot stall.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// Returns a body that fails if it is being read but no byte arrives for [`BODY_IDLE_TIMEOUT`].
+/// Makes a body fail if no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is being read.
 pub(crate) fn limit_idle(body: Body) -> Body {
     if body.is_end_stream() {
         return body;

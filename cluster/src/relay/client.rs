@@ -1,12 +1,11 @@
 //! Relays a request to its session's owner, on a new connection.
 //!
-//! 1. Only the response owns the connection. Dropping the response closes the connection, which is how the owner sees that the client has
-//!    disconnected.
+//! 1. The response owns the connection, so dropping the response closes it. This is how the owner sees that the client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead, so that backpressure from a slow client reaches the owner.
 //! 3. Each connection carries one request, and a POST's body is sent only when the peer requests it. That way no call starts twice, and a
 //!    call whose body has not been requested has not started.
-//! 4. The response head must arrive within [`HEAD_TIMEOUT`], unless a POST's body has been requested. A call may then have started, and
-//!    since calls have no time limit, it is left to the kernel to detect a dead peer.
+//! 4. The response head must arrive within [`HEAD_TIMEOUT`], unless a POST's body has been requested. In that case a call may have started,
+//!    and since calls have no time limit, detecting a dead peer is left to the kernel.
 //! 5. A response that does not identify its sender as a peer is discarded.
 
 use std::{
@@ -61,9 +60,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for the response head, unless a POST's body has been requested.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A relay that is still waiting after this long may have started a call.
+/// If a relay is still waiting after this long, its call may have started.
 ///
-/// By then, the timeouts for the connection and the response head have expired.
+/// A call that cannot have started has failed by then, because both the connection timeout and the response head timeout have expired.
 pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
@@ -71,7 +70,9 @@ pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
 /// Maximum number of fields that a relay adds to a request head.
 const MAX_ADDED: usize = 8;
 
-/// Fields that concern one connection, besides those listed in `Connection`. `Expect` is handled here.
+/// Fields that apply to a single connection, in addition to those listed in `Connection`.
+///
+/// `Expect` is one of them because the relay handles it itself.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -121,13 +122,13 @@ struct HopBody {
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
-    /// Keeps a POST in flight at this instance while its response is arriving.
+    /// Keeps a POST in flight at this instance until this body is dropped.
     in_flight: Option<InFlightGuard>,
 }
 
 type HopConnection = Connection<TokioIo<Stream>, Body>;
 
-/// Completes when the client's connection has ended, as reported by the kernel.
+/// Completes when the kernel reports that the client's connection has ended.
 type ClientDisconnect = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 // === impl Relay ===
@@ -157,7 +158,7 @@ impl Relay {
 
     /// Sends a request to an owner. The response holds on to `in_flight` until its body is dropped.
     ///
-    /// After a failure, `replayable` can be sent again if it is still whole. Its body counts as unsent if the peer has not requested it.
+    /// After a failure, `replayable` can be sent again if it is still whole. A body that the peer has not requested counts as unsent.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -215,7 +216,7 @@ impl Relay {
         }
     }
 
-    /// Returns the owner's response, or why there is none.
+    /// Sends a request and returns the owner's response, or the reason why there is none.
     async fn await_response(
         &self,
         stream: Stream,
@@ -254,7 +255,7 @@ impl Relay {
         Ok(response)
     }
 
-    /// Returns the request in the form in which it is sent to a peer.
+    /// Creates the request that is sent to a peer.
     fn peer_request(&self, head: &Parts, body: Body) -> Request<Body> {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
@@ -265,7 +266,8 @@ impl Relay {
         // hyper announces the length of the body that is actually sent, whatever the client's field contains.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // An HTTP/2 request has the host in its URI. The application checks the host on the peer just as it would here.
+        // An HTTP/2 request carries the host in its URI. Copy it, because the application on the peer checks the host just as it would
+        // here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
             && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
@@ -371,7 +373,7 @@ fn client_address(extensions: &Extensions) -> Option<SocketAddr> {
         .or_else(|| Some(Peer::of(extensions)?.addr()))
 }
 
-/// Returns the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
+/// Creates the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
 fn forwarded_element(client: SocketAddr) -> HeaderValue {
     let value = match client.ip().to_canonical() {
         IpAddr::V4(ip) => format!("for={ip}"),

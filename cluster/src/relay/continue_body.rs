@@ -1,6 +1,6 @@
 //! A relayed call's body, which is sent once the peer requests it (`Expect: 100-continue`).
 //!
-//! A peer that has not requested the body cannot have started the call, even if the connection broke. The call can then be sent again, no
+//! Until a peer requests the body, it cannot have started the call. If the connection breaks before that, the call can be sent again, no
 //! matter how long it is.
 
 use std::{
@@ -30,10 +30,10 @@ struct Deferred {
     body: Mutex<Option<Body>>,
 }
 
-/// The deferred body, in the form in which it is sent.
+/// The body given to the connection, which yields the deferred one once it is requested.
 struct ContinueBody {
     signal: ContinueSignal,
-    /// The body's length, if known.
+    /// The deferred body's length, if known.
     length: Option<u64>,
     body: Option<Body>,
 }

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-/// A predicate on addresses. Clones share it.
+/// A predicate that peers' addresses must satisfy. Clones share it.
 #[derive(Clone)]
 pub(crate) struct PeersFilter(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
@@ -29,7 +29,7 @@ impl PeersFilter {
     }
 }
 
-/// Private networks (RFC 1918, RFC 4193) and loopback.
+/// Admits private networks (RFC 1918, RFC 4193) and loopback.
 ///
 /// Link-local addresses are excluded, because cloud providers serve credentials on them.
 impl Default for PeersFilter {

@@ -1,6 +1,6 @@
 //! The network between instances: TCP, or a simulated one in this crate's tests.
 //!
-//! Outside of tests, [`Network`] and [`Stream`] each have only one variant, so they do not even cost a branch.
+//! Outside of tests, [`Network`] and [`Stream`] each have a single variant, so they don't even cost a branch.
 
 use std::{
     io,
@@ -61,8 +61,8 @@ impl Network {
 
 /// Returns the socket options that detect an owner that has sent nothing new for 30 s.
 ///
-/// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, this instance's clients therefore count
-/// as turned away before the owner considers their calls detached. The owner's retransmissions do not get in the way of this.
+/// If nothing from this instance reaches the owner, the owner takes 90 s to detect that. In such a one-way partition, this instance's
+/// clients therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not delay this.
 fn dead_owner_options() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
@@ -77,7 +77,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     }
     // Nagle's algorithm would hold back a small write for up to 40 ms, until the previous one is acknowledged.
     let _ = stream.set_nodelay(true);
-    // Options that the kernel does not know are skipped.
+    // Any options that the kernel does not know are skipped.
     let _ = dead_owner_options().apply(&stream);
     Ok(stream)
 }
@@ -176,7 +176,7 @@ pub(crate) mod simulated {
 
     use super::{AsyncRead, AsyncWrite, SocketAddr, io};
 
-    /// A byte stream in both directions.
+    /// A bidirectional byte stream.
     pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
     impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}

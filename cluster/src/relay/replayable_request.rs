@@ -1,9 +1,9 @@
 //! A request that can be sent again until an instance has accepted it.
 //!
-//! 1. The body is not read until the request has to be sent or classified, or restores its session.
+//! 1. The body is not read until the request is about to be sent, to be classified, or to restore its session.
 //! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be sent again unchanged. A longer one is sent once, frame by frame.
-//! 3. A request that has not been sent is whole, however long it is.
-//! 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
+//! 3. Until a request has been sent, it is whole, no matter how long it is.
+//! 4. If a body stalls, reading it fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -19,10 +19,10 @@ use crate::{
 
 /// Maximum length of a body that can be sent again.
 ///
-/// Session messages are far shorter than this, except for large arguments.
+/// Session messages are far shorter than this, except for calls with large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
-/// A request whose body is kept for further attempts, provided that it is short enough.
+/// A request whose body, if short enough, is kept so that it can be sent again.
 #[derive(Debug)]
 pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
@@ -35,7 +35,7 @@ enum ReplayableBody {
     Whole(Bytes),
     /// A body that is too long to be kept.
     Long(Body),
-    /// A long body that is being sent.
+    /// The body has been handed out without being kept, or reading it has failed.
     Sent,
 }
 
@@ -110,7 +110,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the request unchanged, or `None` if its body has been sent and could not be kept.
+    /// Returns the original request, or `None` if its body has been sent and could not be kept.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))

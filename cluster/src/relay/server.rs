@@ -1,10 +1,10 @@
-//! The peer listener: requests relayed by other instances are served or answered with 421.
+//! The peer listener, which serves requests relayed by other instances or answers 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
 //! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads it. If the peer
 //!    reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
-//! 3. The listener stays open while calls end and sessions are transferred. Once it closes, connections that have already been established
-//!    are still served, and have 5 s to complete. Each connection carries one request.
+//! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, connections that are
+//!    already established are still served, and have 5 s to complete. Each connection carries one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -40,9 +40,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// each field counts for 32 bytes in addition to its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
-/// How much of a refused request's body is read.
+/// Maximum number of bytes to read from a refused request's body.
 ///
-/// Closing a connection with unread bytes could lose the response.
+/// The body is read because closing a connection with unread bytes could lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
 
 /// Timeout for reading a refused request's body.
@@ -57,7 +57,7 @@ pub(crate) struct PeerAuth {
     untrusted_request_warning: RateLimitedWarning,
 }
 
-/// The application that is served to peers.
+/// The application served to peers.
 pub(crate) trait App:
     Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
     + Clone
@@ -119,7 +119,7 @@ pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
+/// Serves peers until `shutdown` reaches [`ShutdownStage::Closed`] or its sender is dropped.
 ///
 /// After that, waits up to [`CONNECTION_END_TIMEOUT`] for open connections to end.
 pub(crate) async fn serve(
@@ -132,7 +132,7 @@ pub(crate) async fn serve(
     let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
-            // Accepting takes precedence, so that connections established before the listener closes are served.
+            // Accept first, so that connections established before the listener closes are served.
             biased;
             (stream, address) = listener.accept() => {
                 if peer_auth.admits(address) {
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
 pub(crate) async fn moved_response(
     headers: &HeaderMap,
     body: Body,
-    me: Incarnation,
+    this_instance: Incarnation,
 ) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
@@ -165,7 +165,7 @@ pub(crate) async fn moved_response(
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    wire::mark_moved(response.headers_mut(), me);
+    wire::mark_moved(response.headers_mut(), this_instance);
     response
 }
 

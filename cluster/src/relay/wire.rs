@@ -3,9 +3,9 @@
 //! Clients never receive these fields from another instance, and cannot send them either:
 //!
 //! 1. The layer strips the fields from every client request before any other code reads it, and the relay strips them from every response.
-//! 2. A peer's request is marked by an extension, which no bytes on a connection can create.
-//! 3. A response without an `mcp-cluster` field is not accepted as a peer's, whatever its status. The address may have been reassigned, or
-//!    the peer may have rejected the secret with an unmarked 403.
+//! 2. A peer's request is marked by an extension, which nothing sent over a connection can forge.
+//! 3. A response without an `mcp-cluster` field is not accepted as a peer's, no matter what its status is. The address may have been
+//!    reassigned, or the peer may have rejected the secret with an unmarked 403.
 
 use std::{fmt, net::SocketAddr};
 
@@ -41,9 +41,9 @@ pub(crate) struct Secret {
     also_accepted: Option<HeaderValue>,
 }
 
-/// The secret cannot be used.
+/// The error for a secret that cannot be used.
 ///
-/// It is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
+/// The secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
@@ -54,7 +54,7 @@ pub(crate) enum Responder {
     Peer(Incarnation),
     /// An instance that does not have the session.
     ///
-    /// A different instance may have this address by now, so compare its incarnation with the owner's.
+    /// By now a different instance may have the owner's address, so compare the incarnation with the owner's.
     Moved(Incarnation),
     /// Not a peer, or a peer with a different secret.
     Unmarked,
@@ -146,16 +146,16 @@ pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
 }
 
 /// Marks a response as sent by this instance.
-pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
+pub(crate) fn mark(headers: &mut HeaderMap, this_instance: Incarnation) {
     strip(headers);
-    if let Ok(value) = HeaderValue::try_from(me.to_string()) {
+    if let Ok(value) = HeaderValue::try_from(this_instance.to_string()) {
         headers.insert(&CLUSTER, value);
     }
 }
 
 /// Marks a response as sent by this instance, which does not have the session.
-pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
-    if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
+pub(crate) fn mark_moved(headers: &mut HeaderMap, this_instance: Incarnation) {
+    if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{this_instance}")) {
         headers.insert(&CLUSTER, value);
     }
 }

@@ -15,7 +15,7 @@ const SESSION_ID_SUFFIX: &str = "session-id";
 /// The fields that decide where a request is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The session id, if it is readable and not empty. Of repeated fields only the first counts, as in rmcp.
+    /// The session id, if it is readable and not empty. If the field is repeated, only the first one is used, as in rmcp.
     pub(crate) session: Option<&'a str>,
     /// Whether there are fields that only peers may set.
     pub(crate) has_internal: bool,

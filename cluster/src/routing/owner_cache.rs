@@ -2,9 +2,9 @@
 //!
 //! 1. The cache is bounded. Unowned sessions are cached separately, so that made-up ids cannot evict owners.
 //! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] lookups run at a time, and none takes longer than
-//!    [`DIRECTORY_TIMEOUT`], which includes waiting for a permit.
-//! 3. This instance's own sessions are not cached. As long as they are local, no lookup is needed, and once they no longer are, they may
-//!    already have another owner.
+//!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
+//! 3. This instance's own sessions are not cached. While they are local, they need no lookup, and once they no longer are, they may already
+//!    have another owner.
 //! 4. A lookup is dropped once no request is waiting for it. Its result is cached only if the session's entry has not been updated or
 //!    invalidated in the meantime.
 
@@ -53,7 +53,7 @@ const MAX_LOOKUPS: usize = 1024;
 pub(crate) struct OwnerCache(Arc<Inner>);
 
 struct Inner {
-    me: Incarnation,
+    this_instance: Incarnation,
     directory: Limited,
     lookup_permits: Semaphore,
     state: Mutex<CacheState>,
@@ -61,7 +61,7 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the snapshot that showed that it has none.
+    /// Sessions without an owner, each with the snapshot that shows it.
     unowned: TtlCache<SessionSnapshot>,
     /// The lookups in progress, with their numbers.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
@@ -78,7 +78,7 @@ pub(crate) enum Found {
     Unowned(SessionSnapshot),
 }
 
-/// A lookup in progress, which is removed from the cache on drop.
+/// A lookup in progress. Dropping it removes it from the cache.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -88,9 +88,9 @@ struct PendingLookup {
 // === impl OwnerCache ===
 
 impl OwnerCache {
-    pub(crate) fn new(me: Incarnation, directory: Limited) -> Self {
+    pub(crate) fn new(this_instance: Incarnation, directory: Limited) -> Self {
         Self(Arc::new(Inner {
-            me,
+            this_instance,
             directory,
             lookup_permits: Semaphore::new(MAX_LOOKUPS),
             state: Mutex::new(CacheState {
@@ -120,16 +120,16 @@ impl OwnerCache {
 
     /// Caches a session's current owner, unless that is this instance.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
-        state.store(session, Found::Owner(ownership), self.0.me);
+        state.store(session, Found::Owner(ownership), self.0.this_instance);
     }
 
     /// Evicts a session because this instance owns it now.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -138,7 +138,7 @@ impl OwnerCache {
 
     /// Evicts `ownership`, which is wrong or outdated, unless another owner is already cached.
     ///
-    /// The result of a pending lookup will not be cached.
+    /// The result of any pending lookup for the session will then not be cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -174,7 +174,7 @@ impl OwnerCache {
 impl Debug for OwnerCache {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("OwnerCache")
-            .field("me", &self.0.me)
+            .field("this_instance", &self.0.this_instance)
             .finish_non_exhaustive()
     }
 }
@@ -228,10 +228,12 @@ impl CacheState {
         self.owners.remove(session);
     }
 
-    fn store(&mut self, session: SessionHash, found: Found, me: Incarnation) {
+    fn store(&mut self, session: SessionHash, found: Found, this_instance: Incarnation) {
         let now = Instant::now();
         match found {
-            Found::Owner(ownership) if ownership.owner.incarnation == me => self.remove(session),
+            Found::Owner(ownership) if ownership.owner.incarnation == this_instance => {
+                self.remove(session)
+            }
             Found::Owner(ownership) => {
                 self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);
@@ -256,7 +258,11 @@ impl PendingLookup {
                 .get(&self.session)
                 .is_some_and(|(number, _)| *number == self.number)
             {
-                state.store(self.session, Found::from(snapshot.clone()), self.cache.me);
+                state.store(
+                    self.session,
+                    Found::from(snapshot.clone()),
+                    self.cache.this_instance,
+                );
             }
         }
         snapshot.map_err(Arc::new)

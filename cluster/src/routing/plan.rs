@@ -1,15 +1,16 @@
-//! Decides where a request is served. The plan does no I/O: it is given results and returns the next action.
+//! Decides where a request is served. The plan does no I/O: it is given the result of each action and returns the next one.
 //!
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
-//! 2. A peer's request is served here or refused as moved. It is never relayed, because there is only one hop.
+//! 2. A peer's request is either served here or answered with 421. It is never relayed any further, so there is only one hop.
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
 //!    answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
-//!    relays to the winner, but since the winner may be shutting down as well, there can be up to [`MAX_CLAIMS`] claims.
-//! 4. This instance answers "no such session" only if the directory has been consistent for long enough. Otherwise the client is asked to
-//!    retry.
-//! 5. An instance that is shutting down does not reclaim a session that it has relinquished, but waits for another instance to claim it.
-//! 6. A call that a peer may have started is neither served here nor sent again, and the same applies to a request whose body has been sent
-//!    but could not be kept.
+//!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
+//! 4. This instance answers "no such session" only if the directory has been consistent for long enough to prove it. Otherwise the client
+//!    is asked to retry.
+//! 5. An instance that is shutting down does not reclaim a session that it has relinquished. Instead, it waits for another instance to
+//!    claim the session.
+//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body has been sent and could not be
+//!    kept.
 
 use std::fmt;
 
@@ -33,7 +34,7 @@ pub(crate) struct IncomingRequest {
     pub(crate) has_session: bool,
     /// Whether the session is open here.
     ///
-    /// For a peer's request, this also includes a session that is about to be restored here or that has ended here.
+    /// For a peer's request, this is also set if the session is about to be restored here, or has ended here.
     pub(crate) is_local: bool,
     /// Whether the request arrived on the peer listener.
     pub(crate) is_from_peer: bool,
@@ -52,7 +53,7 @@ pub(crate) enum Action {
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
-    /// Answer the peer that the session is not here.
+    /// Answer 421, because the session is not here.
     Moved,
     /// Look up the owner.
     LookUp,
@@ -88,7 +89,7 @@ pub(crate) enum Known {
 pub(crate) enum LeaseState {
     Alive,
     Expired,
-    /// The directory did not answer, or what it holds proves nothing.
+    /// The directory did not answer, or its contents prove nothing.
     NoAnswer,
 }
 
@@ -102,10 +103,10 @@ pub(crate) enum Claimed {
     NoAnswer,
 }
 
-/// The routing of one request.
+/// The state of routing one request.
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
-    me: Incarnation,
+    this_instance: Incarnation,
     /// Whether the request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
     /// Whether a peer may have started the call.
@@ -139,9 +140,9 @@ impl IncomingRequest {
 // === impl RoutingPlan ===
 
 impl RoutingPlan {
-    pub(crate) fn new(me: Incarnation, is_call: bool) -> Self {
+    pub(crate) fn new(this_instance: Incarnation, is_call: bool) -> Self {
         Self {
-            me,
+            this_instance,
             is_call,
             may_have_started: false,
             claims: 0,
@@ -151,10 +152,13 @@ impl RoutingPlan {
 
     /// Returns the action to take after a lookup.
     ///
-    /// `is_consistent` is whether the directory has been consistent for long enough that a session without a record does not exist.
+    /// `is_consistent` is whether the directory has been consistent for long enough to prove that a session without a record does not
+    /// exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
-            Known::Owner(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Known::Owner(ownership) if ownership.owner.incarnation == self.this_instance => {
+                Action::Reclaim
+            }
             Known::Owner(ownership) => Action::Relay(ownership),
             Known::Unowned if is_consistent => Action::Serve,
             Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::Inconsistent),
@@ -177,7 +181,7 @@ impl RoutingPlan {
         self.may_have_started |= failure == Failure::Broken && self.is_call;
         match failure {
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
-            // Trying again could relay the request in circles.
+            // Another claim could make the request go around in circles.
             _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerUnreachable),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused
@@ -224,7 +228,9 @@ impl RoutingPlan {
             _ if !is_whole => Action::Refuse(Refusal::SessionMoved),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,
-            Claimed::Lost(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Claimed::Lost(ownership) if ownership.owner.incarnation == self.this_instance => {
+                Action::Reclaim
+            }
             Claimed::Lost(ownership) => Action::Relay(ownership),
         }
     }

@@ -1,4 +1,4 @@
-//! Facts about a request that the layer hands to the session manager and the session store.
+//! Passes facts about a request from the layer to the session manager and the session store.
 //!
 //! rmcp does not pass them the request (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already rewritten the event id
 //! to its plain form. The values are task-local, so no layer in between may move a request to another task.
@@ -58,7 +58,7 @@ pub(crate) fn has_no_session() -> bool {
 
 /// Polls a request that restores its session, or the body of its response.
 ///
-/// This instance has claimed the session.
+/// This instance must already have claimed the session.
 pub(crate) fn poll_restore<T>(poll: impl FnOnce() -> T) -> T {
     MAY_RESTORE.sync_scope((), poll)
 }

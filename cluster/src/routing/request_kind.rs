@@ -16,10 +16,11 @@ pub(crate) enum RequestKind {
     Call(Value),
     /// A session stream that belongs to no call.
     Stream,
-    /// Anything else: a request that starts nothing, or one that cannot be treated as a call.
+    /// Anything else: a request that starts nothing, or that cannot be treated as a call.
     ///
-    /// Nothing is started by notifications, pings, DELETE, responses to the server's own requests, or resumes, be it of a call's stream or
-    /// after an unknown event id. Calls too long to be sent again and bodies that are not JSON-RPC messages also fall under this.
+    /// The requests that start nothing are notifications, pings, DELETE, responses to the server's own requests, and resumes of a call's
+    /// stream or after an unknown event id. Calls too long to be sent again and bodies that are not JSON-RPC messages cannot be treated as
+    /// calls.
     Other,
 }
 

@@ -1,12 +1,12 @@
-//! Resumes of calls that run here, and of calls that ended with an earlier incarnation.
+//! Resumes of calls running here, and of calls that ended with an earlier incarnation.
 //!
-//! 1. An event id from the session's current generation is passed on, in the form in which the session manager assigned it.
-//! 2. An event id from any other generation is held back. The event is from another incarnation, or from before the session was restored
-//!    here, and the session manager could mistake its id for one that belongs to a different call. If the event belongs to a call, the
-//!    client gets the kept answer, or an error because the server is no longer running, and then the stream ends. Both are sent only if the
-//!    application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
+//! 1. An event id from the session's current generation is passed on in the form the session manager assigned.
+//! 2. An event id from any other generation is not passed on. The event is from another incarnation, or from before the session was
+//!    restored here, and the session manager could mistake its id for that of a different call's event. If the event belongs to a call, the
+//!    client gets the stored answer, or an error because the server is no longer running, and then the stream ends. Either is sent only if
+//!    the application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
 //!    stream.
-//! 3. An event id that no instance created is passed on unchanged.
+//! 3. An event id we did not create is passed on unchanged.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -27,7 +27,7 @@ pub(crate) const NO_EVENT: &str = "~";
 /// The JSON-RPC error code for calls whose server is no longer running: internal error.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The response to a resume if no answer has been kept and the request id is unknown.
+/// The response to a resume if there is no stored answer and the request id is unknown.
 const NO_ANSWER: &str =
     "Last-Event-ID refers to an event from a server that has exited without leaving an answer\n";
 
@@ -46,9 +46,9 @@ pub(crate) struct LostCall {
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The request head has no event id that was created by an instance.
+    /// The request head contains no event id created by an instance.
     ///
-    /// It may have had one from an earlier event without a call, which has been removed.
+    /// If it contained one from another generation that belongs to no call, that has been removed.
     Unchanged,
     /// An event from the session's current generation, with its call if it belongs to one.
     Local(Incarnation, Option<NamedCall>),
@@ -97,7 +97,7 @@ fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Opti
 
 /// Returns `true` if a string is a request id without control characters.
 ///
-/// A client may have forged the string.
+/// The string may have been forged by a client.
 fn is_request_id(text: &str) -> bool {
     let value = serde_json::from_str(text);
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
@@ -113,7 +113,7 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 // === impl LostCall ===
 
 impl LostCall {
-    /// Returns the accepted response, with the kept answer or the error as its body.
+    /// Returns the accepted response, with the stored answer or the error as its body.
     ///
     /// Returns 400 if there is neither an answer nor a request id to which an error could be addressed.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
@@ -142,7 +142,7 @@ impl LostCall {
                 format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
             return Some(event.into_bytes());
         };
-        // Repeats the client's event id, so that it can resume once more if the answer is cut off.
+        // Repeat the client's event id, so that the client can resume once more if the answer is cut off.
         let mut events = [b"id: ", self.event_id.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");

@@ -27,12 +27,12 @@ pub(crate) enum TransferOutcome {
     Answered(Response<Body>),
 }
 
-/// How the session of a peer's request is present here, if at all.
+/// Whether and how the session of a peer's request is present on this instance.
 #[derive(Default)]
 pub(crate) struct Presence {
-    /// The session is about to be restored here, with this request taking part.
+    /// Set if the session is about to be restored here. The request takes part in the restore.
     pub(crate) restore: Option<PendingRestore>,
-    /// The session is open here, and the request has entered its gate.
+    /// Set if the session is open here. The request has entered the session's gate.
     pub(crate) guard: Option<InFlightGuard>,
 }
 
@@ -57,7 +57,7 @@ impl Routed {
     }
 }
 
-/// Records that the client no longer waits for an owner, and returns its request's result.
+/// Marks the client as served if it was waiting for an owner, and returns `routed`.
 pub(crate) fn end_wait(waiting: Option<Waiting>, routed: Routed) -> Routed {
     if let Some(waiting) = waiting {
         waiting.mark_served();

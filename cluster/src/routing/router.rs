@@ -1,4 +1,4 @@
-//! Routes requests: executes the actions of a [`RoutingPlan`], and reports the results to it.
+//! Routes requests: carries out a [`RoutingPlan`]'s actions and feeds the results back to it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -51,10 +51,10 @@ pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to reclaim a session that another instance is claiming too.
 const MAX_RECLAIMS: usize = 3;
 
-/// The parts of an instance that take part in routing.
+/// The parts of an instance that routing needs.
 #[derive(Debug)]
 pub(crate) struct Router {
-    pub(crate) me: Owner,
+    pub(crate) this_instance: Owner,
     pub(crate) directory: Limited,
     pub(crate) heartbeat: Arc<Heartbeat>,
     pub(crate) owners: OwnerCache,
@@ -78,7 +78,7 @@ impl Router {
     /// If its session is open here, the request enters the session's gate.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
-        // A session that is being restored, or that another instance may have claimed, is not served without a lookup.
+        // Do not serve a session without a lookup if it is being restored, or if another instance may have claimed it.
         let is_local =
             |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
         let incoming = IncomingRequest {
@@ -104,9 +104,10 @@ impl Router {
 
     /// Returns a session's local presence, or `None` if a peer must claim the session.
     ///
-    /// A session is present while it is being restored, and after its client has ended it until the directory has its tombstone.
+    /// A session is present while it is open or being restored here. Once its client has ended it, it stays present until the directory has
+    /// its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
-        // The restore is checked first: if it completes right after this check, the session is found open below.
+        // Check the restore first: if it completes right after this check, the session is found open below.
         let restore = self.join_restore(id);
         let guard = self.sessions.enter(id);
         let is_local =
@@ -128,7 +129,7 @@ impl Router {
     /// Called when a request no longer takes part in restoring its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Discards any parameters that were loaded for this request but never used to restore a session.
+        // Discard any parameters that were loaded for this request but never used to restore a session.
         self.restores
             .run_unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
@@ -139,9 +140,9 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Waits up to [`DIRECTORY_TIMEOUT`] until a local session may serve new requests.
+    /// Waits up to [`DIRECTORY_TIMEOUT`] for a local session to be ready for new requests.
     ///
-    /// Returns `true` if it may. After this process has stalled, the session may have to be written again first.
+    /// Returns `true` if the session may serve them. After this process has stalled, the session may have to be written again first.
     pub(crate) async fn wait_until_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -160,13 +161,13 @@ impl Router {
 
     /// Returns the response to give when one of this instance's sessions could not be restored.
     ///
-    /// The response normally asks the client to retry. After three attempts that failed even though the directory had returned the
-    /// parameters, the session is given up, unless another instance owns it by now. The response is then 404, which makes the client open a
-    /// new session.
+    /// The response normally asks the client to retry. Once three attempts have failed even though the directory had returned the
+    /// parameters, the session is given up, unless another instance owns it by now. In that case the response is 404, which makes the
+    /// client open a new session.
     pub(crate) async fn restore_failure(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let snapshot = self.directory.look_up(SessionHash::of(id)).await;
-        let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.this_instance);
         if snapshot.is_ok_and(|snapshot| !has_other_owner(&snapshot))
             && self.give_up_if_unrestorable(id)
         {
@@ -175,7 +176,7 @@ impl Router {
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if so.
+    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it did.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable_epoch(session);
@@ -186,9 +187,7 @@ impl Router {
         unrestorable.is_some()
     }
 
-    /// Waits until a session that this instance has relinquished is fully closed.
-    ///
-    /// Returns at once for any other session.
+    /// Waits until a session is fully closed, if this instance has relinquished it.
     pub(crate) async fn wait_until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.wait_until_closed(session).await;
@@ -208,7 +207,7 @@ impl Router {
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
-    /// Returns a response unchanged, or 503 if its new session cannot be given to the client.
+    /// Returns a response unchanged, or 503 if its new session must not be given to the client.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let new_session = response.headers().get(&SESSION_ID);
         let new_session = new_session.and_then(|id| id.to_str().ok());
@@ -226,13 +225,13 @@ impl Router {
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
-        // Held until the request has a response, or its session is about to be restored here.
+        // Hold this until the request has a response, or its session is about to be restored here.
         let _in_flight = is_call.then(|| self.shutdown.enter_relay());
-        let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
+        let mut plan = RoutingPlan::new(self.this_instance.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // A restore is registered before the claim is sent, because peers may find the new owner in the directory before this instance has
-        // its reply.
+        // Register the restore before sending the claim, because peers may find the new owner in the directory before this instance has
+        // received the reply.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {
@@ -241,7 +240,8 @@ impl Router {
                     metrics::count_lookup(known.label());
                     match known {
                         Known::Owner(Ownership { owner, .. })
-                            if owner == self.me && self.shutdown.has_relinquished(&id) =>
+                            if owner == self.this_instance
+                                && self.shutdown.has_relinquished(&id) =>
                         {
                             plan.on_relinquished()
                         }
@@ -273,7 +273,7 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, ownership);
-                            // The next steps take time, and a client that disconnects in the meantime counts as turned away.
+                            // The next steps take time. If the client disconnects in the meantime, it counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.begin_wait()));
                             plan.on_relay_failure(ownership, failure)
                         }
@@ -319,13 +319,13 @@ impl Router {
 
     /// Reads a request's body and sends the request to its session's owner.
     ///
-    /// A call keeps waiting for as long as that owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by which
-    /// time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait for
-    /// long ([`TurnedAway::record_if_slow`]).
+    /// A call waits for its response for as long as the owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by
+    /// which time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait
+    /// for long ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors
     ///
-    /// Returns the refusal if the request cannot be relayed. The inner error is the relay's.
+    /// Returns the refusal if the request cannot be relayed. The inner error is the reason why the relay failed.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -364,7 +364,7 @@ impl Router {
         }
     }
 
-    /// Looks up the owner. The `bool` is whether the snapshot proves that the session does not exist.
+    /// Looks up the owner. The `bool` is whether the session provably does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
@@ -389,8 +389,8 @@ impl Router {
 
     /// Reclaims one of this instance's own sessions before it is restored.
     ///
-    /// Refuses after [`MAX_RECLAIMS`] lost claims. Because reclaiming changes the record, a peer that has already received 421 for the
-    /// session can no longer claim it.
+    /// The request is refused after [`MAX_RECLAIMS`] lost claims. Because reclaiming changes the record, a peer that has already received
+    /// 421 for the session can no longer claim it.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.
@@ -399,7 +399,7 @@ impl Router {
         let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_RECLAIMS {
             let current = match known {
-                Known::Owner(ownership) if ownership.owner == self.me => ownership,
+                Known::Owner(ownership) if ownership.owner == self.this_instance => ownership,
                 Known::Owner(_) => return Reclaimed::Moved,
                 // The session does not exist, so the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
@@ -420,11 +420,11 @@ impl Router {
 
     /// Claims a session and records its owner. The `bool` is whether the session provably does not exist.
     async fn claim(&self, session: SessionHash, previous: Ownership) -> (Claimed, bool) {
-        let wanted = previous.claimed_by(self.me);
+        let wanted = previous.claimed_by(self.this_instance);
         match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.mark_own(session);
-                if previous.owner != self.me {
+                if previous.owner != self.this_instance {
                     self.former_owners
                         .record(session, previous.owner.incarnation);
                 }

@@ -1,9 +1,9 @@
-//! A restore that runs while its request is being served.
+//! The restore of a session, which runs while the request that needs it is being served.
 //!
-//! 1. A restore ends as soon as its session is restored, even if the response has no head yet, because an inner layer may hold back the
-//!    head until the call has ended.
-//! 2. Otherwise a restore ends with the response head. If an inner layer sends the head early, as `commit_after` does, the restore
-//!    continues while the body is being read, until the session is restored or the body ends.
+//! 1. A restore ends as soon as its session is restored, even if the response head is not ready yet, because an inner layer may hold back
+//!    the head until the call has ended.
+//! 2. Otherwise it ends when the response head is ready. If an inner layer sends the head early, as `commit_after` does, the restore keeps
+//!    running while the body is read, until the session is restored or the body ends.
 //! 3. The session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
 
 use std::{
@@ -35,13 +35,13 @@ pub(crate) struct RunningRestore {
     pending: Option<(PendingRestore, RestoreTurn)>,
 }
 
-/// A response body during which a restore continues.
+/// A response body that keeps a restore running while it is read.
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends a restore that has loaded no parameters.
+    /// Ends the restore if it has not loaded any parameters by then.
     ///
-    /// An inner layer has then answered in place of rmcp.
+    /// In that case an inner layer has answered in place of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 
@@ -61,10 +61,10 @@ impl RunningRestore {
         }
     }
 
-    /// Ends the restore with the response head, or continues it in the body.
+    /// Ends the restore when the response head is ready, or lets it run while the body is read.
     ///
-    /// It continues only if the session is not restored yet, and the response is successful and has a body.
-    pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
+    /// It keeps running only if the session is not restored yet, and the response is successful and has a body.
+    pub(crate) fn finish_with_response(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {
             return response;

@@ -1,7 +1,7 @@
-//! Serves the requests that the layer cannot serve right away.
+//! Serves requests that the layer cannot serve right away.
 //!
-//! These are requests that peers relay, that belong to remote sessions, that restore their session or resume a stream, or that have to wait
-//! for the inner service.
+//! These are requests relayed by peers, requests for remote sessions, requests that restore their session or resume a stream, and requests
+//! that have to wait for the inner service.
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
@@ -26,10 +26,10 @@ use crate::{
     sessions::{RESTORE_TIMEOUT, drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
-/// Maximum number of times one request is routed, since ownership may change in between.
+/// Maximum number of times to route a request whose session keeps changing owners.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before a restore: one byte more than rmcp accepts by default.
+/// Maximum length of a body read before a restore: one byte more than rmcp's default limit.
 ///
 /// rmcp reads the body first and only then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
@@ -42,7 +42,7 @@ pub(crate) trait Inner:
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
-/// Marks a request as served by an instance, whose inner layers then do not route it again.
+/// Marks a request as routed by an instance, so that its inner layers do not route it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
@@ -67,13 +67,13 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // Give up this request's place in the session, because it is about to wait for the session's requests in flight.
+            // Leave the session's gate first, because this request is about to wait for the session's requests in flight.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
                 TransferOutcome::Moved(request) => return Ok(answer_moved(router, request).await),
                 TransferOutcome::Answered(mut response) => {
-                    wire::mark(response.headers_mut(), router.me.incarnation);
+                    wire::mark(response.headers_mut(), router.this_instance.incarnation);
                     return Ok(response);
                 }
             };
@@ -92,7 +92,7 @@ pub(crate) async fn serve_peer<S: Inner>(
     };
     match outcome {
         Restored::Served(mut response) => {
-            wire::mark(response.headers_mut(), router.me.incarnation);
+            wire::mark(response.headers_mut(), router.this_instance.incarnation);
             Ok(response)
         }
         Restored::Moved(request) => Ok(answer_moved_once_flushed(router, request).await),
@@ -103,7 +103,7 @@ fn session_id(request: &Request<Body>) -> Option<String> {
     Fields::parse(request.headers()).session.map(str::to_owned)
 }
 
-/// Answers a peer that a session is not here.
+/// Answers 421 to a peer, because the request's session is not here.
 ///
 /// If it turns out that the session is here by now, the client is asked to retry instead. If this instance reclaims the session only after
 /// answering, the peer's claim fails.
@@ -119,12 +119,13 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers a peer that a session is not here, once its calls' answers have been written.
+/// Answers 421 to a peer once the answers to the session's calls have been written.
 ///
-/// If they have not been written in time, the client is asked to retry instead.
+/// If the answers have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let response = server::moved_response(&head.headers, body, router.me.incarnation).await;
+    let response =
+        server::moved_response(&head.headers, body, router.this_instance.incarnation).await;
     if router.shutdown.flush_answers().await {
         return response;
     }
@@ -134,7 +135,7 @@ async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> R
 /// Returns a response that asks the peer's client to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::SessionMoved);
-    wire::mark(retry_later.headers_mut(), router.me.incarnation);
+    wire::mark(retry_later.headers_mut(), router.this_instance.incarnation);
     retry_later
 }
 
@@ -177,7 +178,7 @@ async fn serve_absent<S: Inner>(
     Ok(replace_failed(router, session.as_deref(), response, is_not_loaded).await)
 }
 
-/// Serves a request here. Restores its session first, unless another request already has.
+/// Serves a request here, restoring its session first unless another request already has.
 ///
 /// Refuses the request if its body cannot be read, if the session cannot be reclaimed, or if another request has been restoring it for
 /// [`RESTORE_TIMEOUT`].
@@ -189,13 +190,13 @@ async fn restore_and_serve<S: Inner>(
 ) -> Result<Restored, S::Error> {
     let session = session_id(&request);
     let is_call = request.method() == Method::POST;
-    // Read the body before taking the turn, so that no other request has to wait for a body that stalls.
+    // Read the body before taking a turn, so that no other request has to wait if it stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {
         read.await
     } else {
-        // Another request may have restored the session in the meantime, and the grace period of one of its calls may run out.
+        // While the body is being read, another request may restore the session, and the grace period of one of its calls may run out.
         router.turned_away.record_if_slow(read).await
     };
     if let Err(refusal) = read {
@@ -204,7 +205,7 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request is restoring the session stops reading, nothing drives that restore.
+    // If the client whose request is restoring the session stops reading, nothing drives that restore any more.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
@@ -243,7 +244,7 @@ async fn restore_and_serve<S: Inner>(
         () = running.wait_until_restored() => None,
     };
     let response = match response {
-        Some(response) => running.end_with(response),
+        Some(response) => running.finish_with_response(response),
         None => {
             // An inner layer may be holding back the head, and the session's other requests must not wait for that. This request enters the
             // gate before the restore ends, so that it stays in flight.
@@ -254,7 +255,7 @@ async fn restore_and_serve<S: Inner>(
     };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of the previous attempt, which has been given up.
+        // rmcp reuses the result of an earlier attempt, after which the session was given up.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
             router
                 .sessions
@@ -267,7 +268,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response.await))
 }
 
-/// Returns the response, or [`Router::restore_failure`] if rmcp could not restore the session.
+/// Substitutes [`Router::restore_failure`] if rmcp could not restore the session.
 ///
 /// This happens, for example, if the directory does not answer.
 async fn replace_failed(
@@ -302,7 +303,7 @@ impl Drop for CompletionGuard<'_> {
 
 /// Serves a request here, or answers it if it resumes a call that was lost with its instance.
 ///
-/// With a `guard`, the request is in flight in its session until there is a response head.
+/// The `guard`, if there is one, keeps the request in flight in its session until the response head is ready.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -315,14 +316,14 @@ pub(crate) async fn serve<S: Inner>(
         && request.headers().contains_key(&LAST_EVENT_ID);
     request
         .extensions_mut()
-        .insert(RoutedBy(router.me.incarnation));
+        .insert(RoutedBy(router.this_instance.incarnation));
     let response = async {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(request).await
     };
     let response = async {
         if is_resume {
-            // The call's grace period may run out before the resume gets to it.
+            // The call's grace period may run out before the resume reaches it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await
@@ -333,7 +334,8 @@ pub(crate) async fn serve<S: Inner>(
         RewriteOutcome::Local(generation, call) => {
             let response = with_resumed_call(generation, call, response).await?;
             let response = response.into_response();
-            // If an inner layer has answered, the call may be running here, and its grace period may run out before the client is back.
+            // An inner layer may have answered while the call is still running here, and its grace period may run out before the client is
+            // back.
             if is_temporary(response.status()) {
                 router.turned_away.record();
             }

@@ -555,7 +555,8 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
     pass(LEASE_TTL + SECOND).await;
     let other = FakeOwner::new(directory).await;
     let memory = &directory.memory;
-    let claimed = crate::directory::contract::claim_from(memory, hash(mcp), router.me, other.me);
+    let claimed =
+        crate::directory::contract::claim_from(memory, hash(mcp), router.this_instance, other.me);
     assert_eq!(claimed.await, crate::directory::Claim::Won);
     directory.set(Fault::None);
     for _ in 0..5 {

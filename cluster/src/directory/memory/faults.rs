@@ -1,4 +1,4 @@
-//! Ways for a backend to lose data or time, for the simulation.
+//! Backend faults for the simulation: lost data and clock steps.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash, time::Duration};
 
@@ -32,7 +32,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Removes the key that `pick` selects and describes it, or returns `None` if there is none.
+    /// Removes the key that `pick` selects and returns its description, or `None` if none exists.
     pub(crate) fn evict_any(&self, kind: Kind, pick: u64) -> Option<String> {
         let mut state = self.state();
         match kind {
@@ -80,7 +80,7 @@ impl MemoryDirectory {
         valid.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the backend's clock forward, as `ntpd` does. An instance that has been suspended sees the same thing.
+    /// Steps the backend's clock forward, as `ntpd` does. To an instance that has been suspended, it looks the same.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let earlier = |at: Instant| at.checked_sub(step).unwrap();
@@ -107,7 +107,7 @@ impl MemoryDirectory {
     }
 }
 
-/// Removes the key that `pick` selects, which does not depend on the map's iteration order.
+/// Removes the key that `pick` selects, regardless of the map's iteration order.
 fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> Option<K> {
     let mut keys: Vec<K> = map.keys().copied().collect();
     keys.sort_by_key(|key| format!("{key:?}"));

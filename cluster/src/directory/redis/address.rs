@@ -13,9 +13,9 @@ use redis::{
 use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
-/// How long sent data may stay unacknowledged before the connection counts as dead.
+/// How long sent data may go unacknowledged before the connection is considered dead.
 ///
-/// This applies on Linux only. Without it, TCP can take about as long as a network outage lasted before it retransmits.
+/// Used only on Linux. Without it, after a network outage, TCP may wait for about as long as the outage lasted before it retransmits.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The address of a Redis or Valkey server, as configured by the application.
@@ -24,7 +24,7 @@ pub(crate) struct RedisAddress {
     pub(crate) url: String,
     /// The Sentinels' URLs. If there are any, the host of `url` is the primary's name.
     pub(crate) sentinels: Vec<String>,
-    /// The only certificate authorities to trust, as PEM. `None` trusts the system's.
+    /// The only certificate authorities to trust, as PEM. If `None`, the system's are trusted.
     #[cfg(feature = "tls")]
     pub(crate) root_certificate: Option<Vec<u8>>,
 }
@@ -156,7 +156,7 @@ impl RedisAddress {
         if !matches!(primary.addr(), ConnectionAddr::TcpTls { .. }) {
             return Err(DirectoryError::unusable(CERTIFICATE_WITHOUT_TLS));
         }
-        // redis does not report an invalid certificate: it just never trusts any connection.
+        // The redis crate does not report an invalid certificate. It just doesn't trust any connection.
         let mut certificates = CertificateDer::pem_slice_iter(pem);
         let first = certificates.next();
         first
@@ -193,7 +193,7 @@ fn install_default_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // Fails harmlessly if another thread has installed one in the meantime.
+        // This fails harmlessly if another thread has installed one in the meantime.
         let _ = ring::default_provider().install_default();
     }
 }

@@ -38,7 +38,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// This keeps megabytes of answers from delaying heartbeats.
 pub(super) struct Connections {
     shared: Arc<SharedConnections>,
-    /// Follows the primary if there are Sentinels.
+    /// Keeps the connections on the current primary, if there are Sentinels.
     watch_task: Option<JoinHandle<()>>,
 }
 
@@ -49,11 +49,11 @@ struct SharedConnections {
 
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat has been started on these connections, and none answered since.
+    /// Whether a heartbeat has been started on these connections but none answered since.
     is_unanswered: bool,
 }
 
-/// Connections that exist or are being established. All commands wait for the same ones.
+/// Resolves to the connections once they are established. All commands share it.
 type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
 #[derive(Clone)]
@@ -66,7 +66,7 @@ struct Pair {
 // === impl Connections ===
 
 impl Connections {
-    /// Creates connections that the first command will establish.
+    /// Creates connections that the first command establishes.
     pub(super) fn new(source: Source) -> Self {
         let shared = Arc::new(SharedConnections {
             current: Mutex::new(Current::new(&source)),
@@ -98,8 +98,8 @@ impl Connections {
 
     /// Called when a heartbeat starts, to replace connections that cannot be used.
     ///
-    /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so they are asked for
-    /// it again whenever a heartbeat on existing connections went unanswered, for whatever reason.
+    /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so if a heartbeat on
+    /// established connections has gone unanswered, for whatever reason, the Sentinels are asked for the primary again.
     pub(super) fn on_heartbeat_started(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
@@ -182,7 +182,7 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
     let client = source.client().await?;
     let retries = match &source {
         Source::Fixed(_) => MAX_RETRIES,
-        // If the address does not answer, the Sentinels are asked for it again.
+        // If the primary does not answer, the Sentinels are asked for its address again.
         Source::Sentinels(_) => 0,
     };
     let config = |limit| {

@@ -1,4 +1,4 @@
-//! Inspects the backend: whether it can serve as a directory, and whether it evicts keys.
+//! Checks whether the backend can serve as a directory, and whether it may lose data.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -30,7 +30,9 @@ pub(super) struct Inspection {
 pub(super) struct BackendProperties {
     run: BackendRunId,
     is_cluster: bool,
-    /// The policy by which the backend evicts keys when its memory is full, if it evicts any.
+    /// The policy by which the backend evicts keys when its memory is full.
+    ///
+    /// `None` if it evicts none.
     eviction: Option<String>,
     /// Whether the backend refuses writes without its replicas (`min-replicas-to-write`).
     needs_replicas: bool,
@@ -53,7 +55,7 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// Returns an error if the backend cannot serve as a directory. A backend that does not answer is not judged.
+    /// Returns an error if the backend cannot serve as a directory, but not if it does not answer.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -95,9 +97,9 @@ impl Inspection {
         Ok(())
     }
 
-    /// Forgets the usable backend if another one has answered.
+    /// Discards the result of the inspection if a different backend has answered.
     ///
-    /// The next heartbeat then inspects that one.
+    /// The next heartbeat then inspects the new backend.
     pub(super) fn on_answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {

@@ -15,7 +15,7 @@ pub(super) fn parse_leases(
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // Skips the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
+    // Skip the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
     let leases = fields
         .iter()
         .filter_map(|(incarnation, text)| parse_lease(incarnation, text, now));

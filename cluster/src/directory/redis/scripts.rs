@@ -6,12 +6,13 @@ use redis::Script;
 
 /// Writes a session's record, and returns the record that is stored afterwards.
 ///
-/// The stored record is replaced only if it yields to the writer's ownership at the epoch it holds (`Record::yields_to`). If the stored
-/// record belongs to the same owner, the new epoch is written, otherwise the epoch held. A value that cannot be parsed as a record is left
-/// unchanged and returned, and if the key is not a hash, the result is an empty string. When another owner's record is replaced, that
-/// owner's lease is marked as replaced.
+/// The stored record is replaced only if it yields to the epoch at which the writer holds the session (`Record::yields_to`). If the stored
+/// record already belongs to the writer, the session is written at its new epoch, and otherwise at the epoch held. A value that cannot be
+/// parsed as a record is left unchanged and returned, and if the key is not a hash, the result is an empty string. When another owner's
+/// record is replaced, that owner's lease is marked as replaced.
 ///
-/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, `<owner> `.
+/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, the owner
+/// and a space.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
@@ -53,9 +54,9 @@ return stored
 
 /// Replaces a record with a tombstone, unless another instance's record wins.
 ///
-/// Another instance's record wins if its epoch is the same or higher. The tombstone gets the higher of the two epochs, and is written even
-/// if there is no record. A value that cannot be parsed as a record is left unchanged. The session's parameters are removed as well.
-/// Returns 1 if the tombstone has been written, and 0 otherwise.
+/// That record wins if its epoch is the same or higher. The tombstone gets the higher of the two epochs, and is written even if there is no
+/// record. A value that cannot be parsed as a record is left unchanged. The session's parameters are removed as well. Returns 1 if the
+/// tombstone has been written, and 0 otherwise.
 ///
 /// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
@@ -82,7 +83,8 @@ return 1
 /// records when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set
 /// back, that stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
 ///
-/// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, time, number.
+/// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, creation
+/// time, number.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -116,7 +118,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return {was_alive, was_replaced, now}
 ";
 
-/// The scripts, each with the hash by which the backend knows it.
+/// The scripts, each with the hash by which the backend identifies it.
 pub(super) struct Scripts {
     pub(super) register: Script,
     pub(super) claim: Script,

@@ -41,7 +41,7 @@ impl Source {
         }
     }
 
-    /// Opens one connection, or returns the reason why it could not be opened.
+    /// Opens one connection, or returns the reason it could not be opened.
     pub(super) async fn connect_once(&self) -> Result<MultiplexedConnection, RedisError> {
         connect_once(&self.client().await?).await
     }
@@ -75,7 +75,7 @@ impl Sentinels {
         let mut command = cmd("SENTINEL");
         command.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = command.query_async(&mut connection).await?;
-        // Stored only on success, so that after an error the next call picks a Sentinel again.
+        // Store it only on success, so that after an error the next call picks a Sentinel again.
         *last_sentinel = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (

@@ -29,9 +29,9 @@ impl Heartbeat {
         }
     }
 
-    /// Relinquishes or claims back each contested session whose other owner's lease is known.
+    /// Relinquishes contested sessions whose other owner has a lease, and claims back the rest.
     ///
-    /// It is relinquished if that owner has a lease, and claimed back if that owner provably has none.
+    /// The rest are claimed back only if their other owners provably have no lease. If the directory does not answer, nothing happens.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -59,7 +59,7 @@ impl Heartbeat {
 
     /// Claims a contested session for this instance, and records the outcome.
     async fn claim_back(&self, session: SessionHash, previous: Ownership) {
-        let wanted = previous.claimed_by(self.me);
+        let wanted = previous.claimed_by(self.owner);
         match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
                 log(
@@ -69,7 +69,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // `run_contested` will try again.
+            // `run_contested` tries again later.
             Err(_) => {}
         }
     }

@@ -1,17 +1,17 @@
-//! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
+//! Decides from heartbeats whether the directory is consistent, without a clock or I/O.
 //!
 //! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written has been written since. It
-//!    stops being consistent when a heartbeat fails, or finds another run of the backend or no lease.
+//!    stops being consistent when a heartbeat fails, finds the backend in another run, or finds no lease.
 //! 2. After each of these events, everything must be written again before the directory counts as consistent. Further failed heartbeats do
-//!    not restart the writes, so they complete even with a backend that answers only every other request.
-//! 3. If the lease has been lost, each session is written at a new epoch once the lease has been acquired again. An instance that saw no
-//!    lease, but claims a session only after that write, loses its claim. New epochs wait for as long as a later claim by another instance
-//!    may have been lost. In the meantime no instance proves anything, and so none claims.
-//! 4. If heartbeats stop altogether, the directory is not consistent either, because an answer counts only for the lifetime of the lease
-//!    that it renewed.
+//!    not restart the writes, so the writes complete even if the backend answers only every other request.
+//! 3. If the lease has been lost, it is acquired again, and each session is then written at a new epoch. If another instance saw no lease
+//!    but claims a session only after that write, it loses its claim. As long as a later claim by another instance may have been lost, new
+//!    epochs have to wait. In the meantime no instance can prove anything, so none claims a session.
+//! 4. If heartbeats stop altogether, the directory stops being consistent as well, because an answered heartbeat counts only for the
+//!    lifetime of the lease that it renewed.
 //! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
-//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as heartbeats are sent but fail, sessions are
-//!    served all the same, because availability takes precedence in that case, unless the lease is required.
+//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). But as long as heartbeats are being sent, even if
+//!    they fail, sessions are served all the same, because availability takes precedence, unless the lease is required.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::{
 
 /// How long after the last answered heartbeat a stall may have ended the lease.
 ///
-/// This is less than [`MIN_LEASE`], but more than a late answer and the interval to the next heartbeat take.
+/// This is less than [`MIN_LEASE`], but more than a late answer and the wait for the next heartbeat take together.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// Maximum time between the starts of two heartbeats, unless the process has stalled.
@@ -32,9 +32,9 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// This is the heartbeat interval plus two timeouts.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// How old a heartbeat may be when it is executed, by the directory's clock.
+/// Maximum age of a heartbeat when the directory executes it, by the directory's clock.
 ///
-/// The lease then lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
+/// This ensures that the lease lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
 pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 
 /// How far the directory's clock can be set back unnoticed.
@@ -48,7 +48,7 @@ pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 /// ([`created_at`](crate::directory::Status::created_at)).
 pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
-/// How long the directory must be consistent before no instance has an unrecorded session.
+/// How long the directory must be consistent to rule out sessions that are not recorded.
 ///
 /// This is the lifetime of a lease: by then, every instance that had one has either renewed it or lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
@@ -65,7 +65,7 @@ pub(super) struct DirectoryHealth {
     ///
     /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
-    /// Whether a heartbeat found no lease, and acquiring a new one has not been confirmed yet.
+    /// Whether a heartbeat has found no lease and a new lease has not been confirmed yet.
     has_no_lease: bool,
     /// The run of the backend before new epochs became due, or `None` if they are not due.
     ///
@@ -77,7 +77,9 @@ pub(super) struct DirectoryHealth {
     ///
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
-    /// Whether to serve nothing new while the lease may have lapsed, even if heartbeats are sent.
+    /// Whether to serve nothing new while the lease may have lapsed.
+    ///
+    /// If set, this applies even if heartbeats are being sent.
     requires_lease: bool,
 }
 
@@ -126,7 +128,7 @@ impl DirectoryHealth {
     pub(super) fn on_heartbeat_started(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
-            // Nothing is written until it is known whether there is a lease.
+            // Write nothing until it is known whether there is a lease.
             self.on_heartbeat_failed();
         }
         self.last_started = Some(now);
@@ -144,7 +146,7 @@ impl DirectoryHealth {
     ) -> bool {
         let expected = self.clock_at(started);
         let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_HEARTBEAT_AGE);
-        // A reply read any later than this would set the clock back by more than the lease allows for.
+        // Ignore a reply read any later than this, which would set the clock back by more than the lease allows for.
         if now - started <= DIRECTORY_TIMEOUT {
             self.clock = Some((now, time));
         }

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Writes that return whether the directory has accepted them. A failure pauses the lane.
+/// Runs writes concurrently, and pauses after one that the directory has not accepted.
 pub(super) struct Lane<F> {
     max: usize,
     in_flight: FuturesUnordered<F>,
@@ -39,7 +39,7 @@ impl<F: Future<Output = bool>> Lane<F> {
         self.in_flight.push(write);
     }
 
-    /// Returns once there may be room again, because a write or the pause has ended.
+    /// Waits until there may be room again, because a write or the pause has ended.
     ///
     /// Never completes if neither is pending.
     pub(super) async fn next_change(&mut self) {

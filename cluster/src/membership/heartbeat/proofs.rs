@@ -1,4 +1,4 @@
-//! What the leases in the directory prove.
+//! Decides what the leases in the directory prove.
 
 use tokio::time::Instant;
 
@@ -8,14 +8,14 @@ use crate::directory::{Directory as _, Leases};
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// Returns `true` if a record that was missing when `leases` were read does not exist.
+    /// Returns `true` if a record missing when `leases` were read provably does not exist.
     pub(crate) fn proves_absence(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
             let health = self.health();
             health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
         };
-        is_settled && leases.get(self.me.incarnation).is_some() && self.all_have_written(leases)
+        is_settled && leases.get(self.owner.incarnation).is_some() && self.all_have_written(leases)
     }
 
     /// Returns `true` if everything that the directory may have lost has been written again.
@@ -26,16 +26,16 @@ impl Heartbeat {
         leases.is_ok_and(|leases| self.proves_absence(&leases))
     }
 
-    /// Returns `true` if an answer that was missing before `leases` were read does not exist.
+    /// Returns `true` if an answer missing before `leases` were read provably does not exist.
     ///
     /// By then, live instances have rewritten every answer that the directory lost.
     pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
-    /// Returns `true` if answers to this instance's calls are late, or are still to be written.
+    /// Returns `true` if answers to this instance's calls are late, or may yet turn out to be.
     ///
-    /// The latter is the case for calls of sessions that this instance must close.
+    /// They may while there are sessions that this instance must close, because their calls may still be running.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.has_late_answers()
     }
@@ -47,6 +47,6 @@ impl Heartbeat {
 
     /// Returns `true` if all other live instances have written their sessions in this run.
     fn all_have_written(&self, leases: &Leases) -> bool {
-        self.is_in_run(leases) && leases.all_have_written(self.me.incarnation)
+        self.is_in_run(leases) && leases.all_have_written(self.owner.incarnation)
     }
 }

@@ -180,7 +180,7 @@ async fn an_owner_inserted_during_a_lookup_is_newer_than_its_result() {
 async fn a_session_of_this_instance_is_looked_up_each_time() {
     let (owners, directory, other) = owners().await;
     let me = Owner {
-        incarnation: owners.0.me,
+        incarnation: owners.0.this_instance,
         ..instance(3)
     };
     owners.insert(hash("a"), Ownership::begin(me));

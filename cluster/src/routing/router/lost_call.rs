@@ -18,8 +18,8 @@ use crate::{
 
 /// How long after a claim a former owner that kept its lease may still be running calls.
 ///
-/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. One that had no lease
-/// notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
+/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner that had
+/// no lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
 /// ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
 const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
@@ -82,8 +82,7 @@ impl Router {
     /// Such a call may still be running if another instance owns the session by now, or if this instance claimed the session less than
     /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.
     fn former_calls_have_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
-        let has_other_owner =
-            matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        let has_other_owner = matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.this_instance);
         let has_lease = |former| snapshot.leases.get(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
         !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&snapshot.leases)

@@ -1,9 +1,9 @@
 //! Handles peers' requests while this instance is transferring its sessions.
 //!
 //! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
-//! the client cancels the call while it is waiting, it never starts, and since no session has it yet, this instance answers it itself. The
-//! cancellation is reported by the session manager, which means that the application has accepted it, no matter whether a client or a peer
-//! sent it.
+//! the client cancels the call while it is waiting, the call never starts, and since it does not belong to any session yet, this instance
+//! answers it itself. Cancellations are reported by the session manager, so the application has accepted them, no matter whether a client
+//! or a peer sent them.
 
 use std::sync::{Arc, Mutex};
 
@@ -97,8 +97,8 @@ impl Router {
 
     /// Relinquishes a session whose gate was closed while it was idle.
     ///
-    /// A peer is about to claim it. Does nothing if the gate is open, if no peer can claim the session, or if sessions are not being
-    /// transferred.
+    /// This is called when a peer is about to claim the session. It does nothing if the gate is open, if no peer can claim the session, or
+    /// if sessions are not being transferred.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -109,14 +109,15 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// It can if the session is not open here, or if its record names this instance as the owner. Otherwise the session is written again.
+    /// A peer can claim it if it is not open here, or if its record names this instance as the owner. Otherwise the session is written
+    /// again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
             return true;
         }
         let snapshot = self.directory.look_up(session).await;
-        let is_own = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
+        let is_own = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.this_instance);
         let is_recorded = snapshot.is_ok_and(is_own);
         if !is_recorded {
             self.sessions.write_again(session);
