@@ -59,7 +59,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent
     events
 }
 
-/// Applies encoded operations to both the registry's core and a model, and panics if the two differ.
+/// Applies encoded operations to the registry's core and a model. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }

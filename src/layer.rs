@@ -112,9 +112,9 @@ impl CancelOnDisconnectLayer {
 
     /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
     ///
-    /// Such a call is not ended by a grace period or by [`supersede`](Policy::supersede). It can still be ended by its
-    /// [`call_timeout`](Self::call_timeout), by [`Calls::cancel`] or [`Calls::drain`], by its client's own `notifications/cancelled`, or
-    /// because its session ends. A subscription still ends with its stream.
+    /// Such a call is not ended by a grace period or by [`supersede`](Policy::supersede). It can still be ended by a
+    /// [`call_timeout`](Self::call_timeout), by [`Calls::cancel`] or [`Calls::drain`], or by its client's own `notifications/cancelled`,
+    /// and it still ends with its session. A subscription still ends with its stream.
     ///
     /// If there are several closures, a call is exempt if any of them returns `true`. A closure that panics does not exempt the call.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {

@@ -63,8 +63,8 @@
 //! It is not a disconnect when a response to HEAD ends, when a body of known length has been sent in full, or when the server ends a
 //! stream.
 //!
-//! If a connection dies silently, that only counts as a disconnect once a write to it fails. hyper misses other cases, too, unless you
-//! enable one of these:
+//! If a connection dies silently, that counts as a disconnect only once a write to it fails, and there are other cases that hyper misses
+//! as well. These are the remedies:
 //!
 //! | a client that … | is detected by |
 //! |---|---|
@@ -95,8 +95,8 @@
 //!
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, so it cannot distinguish a
 //!   client that reconnects from one that does not.
-//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. With this layer it still does, and the layer adds the
-//!   reason.
+//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does so with this layer, which then also
+//!   reports the reason.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
 //! - `mcp-cancel-cluster` is for servers with several instances, behind a load balancer that does not route by session.
 //!
@@ -161,7 +161,7 @@ mod wait_until;
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
-/// TCP sockets whose kernel detects dead peers, and disconnects that hyper misses.
+/// TCP sockets that detect dead peers, and disconnects that hyper misses.
 #[cfg(feature = "socket")]
 #[doc(inline)]
 pub use watched_socket as socket;

@@ -1,4 +1,4 @@
-//! The service, which creates an exchange for every request and observes the request and its response.
+//! The service, which tracks every request and its response with an exchange.
 
 use std::{
     fmt,

@@ -43,9 +43,8 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// Counted from the peer's last packet, a dead peer is detected after:
 ///
 /// - idle + interval × probes if nothing is written, which is 90 s by default;
-/// - *w* + user timeout if something is written, where *w* is the time from that packet to the next write, plus up to half a
-///   second for the first retransmission. By default, a server that writes a keep-alive every 15 s detects a dead peer within
-///   106 s.
+/// - *w* + user timeout + up to half a second for the first retransmission if something is written, where *w* is the time from
+///   that packet to the next write. By default, a server that writes a keep-alive every 15 s detects a dead peer within 106 s.
 ///
 /// Set the user timeout to idle + interval × probes. On Linux it overrides the number of probes, because the kernel gives up at
 /// the first probe after the user timeout.

@@ -125,7 +125,7 @@ impl WatchedListener {
     }
 }
 
-/// Returns `true` if the error only means that the connection had ended before it was accepted.
+/// Returns `true` if the error only means that a connection ended before it was accepted.
 fn is_per_connection_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -55,9 +55,9 @@ impl Frames {
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
-    /// Drops the frames of a body that will not be parsed, for this `reason`.
+    /// Drops the frames of a body that will not be parsed.
     ///
-    /// The frames still show whether the body may be JSON-RPC.
+    /// Returns the `reason`, along with whether the body may be JSON-RPC.
     pub(crate) fn unparsed(self, reason: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)

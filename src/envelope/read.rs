@@ -123,7 +123,7 @@ fn parse_members<'a>(
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Parse it anyway, because the failure must distinguish some other value from invalid JSON.
+            // Parse it anyway, because the failure must distinguish a value of another type from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }

@@ -197,9 +197,9 @@ impl Exchange {
         }
     }
 
-    /// Decides which call keeps the request id after an attempt whose id an older in-flight call has.
+    /// Decides which call has the request id after a contested attempt.
     ///
-    /// The attempt has been accepted or abandoned.
+    /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

@@ -20,7 +20,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks a call as long as a background task is reading its stream and can see the call end.
+/// Marks a call as being read by a background task, which can see the call end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -44,7 +44,7 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream has been dropped, either by an inner service or because of a disconnect.
+    /// Reports that the stream was dropped, by an inner service or because of a disconnect.
     pub(crate) fn on_stream_dropped(&self) {
         let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();
@@ -181,10 +181,11 @@ impl Exchange {
         }
     }
 
-    /// Binds a call that was parsed from the request body before the session manager received the message.
+    /// Binds a call that is already known from the request body.
     ///
-    /// If the call has been cancelled in the meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if
-    /// the message's request id or session differs from the body's.
+    /// This happens if the body was parsed before the session manager received the message. If the call has been cancelled in the
+    /// meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if the message's request id or session
+    /// differs from the body's.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -262,7 +263,7 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the call waits for the pending cancellation of an older call with the same id.
+    /// Sets whether the call waits for the pending cancellation of an older call with its id.
     ///
     /// Once that is known, wakes the cancellations waiting for it.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {

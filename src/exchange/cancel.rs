@@ -95,9 +95,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation, for a call attached or not, that the server already knows about.
+    /// Creates a cancellation that the server already knows about.
     ///
-    /// The server has either received the cancellation itself or closed the session.
+    /// The server has either received the cancellation itself or closed the session. The call may be attached or not.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -115,7 +115,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation that was confirmed for this particular expiry of the call's grace period.
+    /// Creates a cancellation that was confirmed for this expiry of the call's grace period.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -199,8 +199,8 @@ impl Exchange {
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // Ignore the result, because the session is about to be closed either way. If it has ended on its own, it accepts no
-            // messages, but has already stopped its handlers.
+            // Ignore the result, because the session is about to be closed either way. A session that has ended on its own does not accept
+            // messages, but it has already stopped its handlers.
             let _ = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
@@ -230,7 +230,7 @@ impl Exchange {
                 self.injection(id, cancel.reason, cancelled)
             }
             NotifiedSides::Neither => {
-                // The server may have received the cancellation before the call itself, so send it again after the call.
+                // The server may have received the cancellation before the call itself. If so, send it again after the call.
                 if cancel.reason == CancelReason::ClientCancelled {
                     self.defer_cancel(cancel.reason, cancelled);
                 }
@@ -305,7 +305,7 @@ impl Exchange {
         }
     }
 
-    /// Creates the injection for a cancelled call, or returns `None` if there is none to send now.
+    /// Creates a cancelled call's injection, or returns `None` if there is none to send now.
     fn injection(
         &self,
         id: CallId,

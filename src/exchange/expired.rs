@@ -1,4 +1,4 @@
-//! What happens to a call when its grace period or its timeout expires, or when it is to be untracked.
+//! What happens when a call's grace period or timeout expires, or when it is to be untracked.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// When dropped, reports that the response has been dropped, unless the exchange has already ended.
+/// Reports that the response was dropped, unless the exchange has already ended.
 ///
 /// It must be the first field of whatever it guards, so that the token fires before the inner destructors run.
 pub(crate) struct Guard {

@@ -14,7 +14,9 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// Repeated, empty, or not accepted by `HeaderValue::to_str`, so the call's session cannot be determined.
+    /// Repeated, empty, or not accepted by `HeaderValue::to_str`.
+    ///
+    /// The call's session cannot be determined from such a header.
     Ambiguous,
 }
 
@@ -61,7 +63,9 @@ impl SessionHeader {
     }
 }
 
-/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it, without a branch for each byte.
+/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it.
+///
+/// The loop over the bytes has no branches.
 fn is_readable(id: &[u8]) -> bool {
     let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
     !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))

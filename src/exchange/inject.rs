@@ -100,7 +100,7 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused this ended call's id and would be cancelled instead.
+    /// Returns `true` if another call has reused this call's id and would be cancelled instead.
     ///
     /// Waits until the other call has been accepted or has ended, because if it is refused, the cancellation must still be sent. A call
     /// that is itself waiting for this cancellation is ignored.

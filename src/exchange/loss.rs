@@ -147,7 +147,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the session manager sees the call's answer even if none of its streams is read.
+    /// Returns `true` if the session manager sees a call's answer even if no stream is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))

@@ -49,9 +49,9 @@
 //! 4. No lock is held while a token fires, while an observer runs, or while a hook runs or is dropped. Only three operations call into
 //!    the registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
 //!    this order: first the state, then the shard, then the session entry.
-//! 5. After a call to [`on_answered_externally`](Exchange::on_answered_externally), the request's call has completed, whatever the
-//!    phase. If the call only becomes known afterwards, it is never in flight: it is reported as completed and cannot be found. If it
-//!    had already been cancelled by then, it stays cancelled.
+//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) has been called, the request's call has completed, whatever
+//!    phase the exchange is in. If the call only becomes known afterwards, it is never in flight: it is reported as completed and cannot
+//!    be found. If it has already been cancelled, it stays cancelled.
 
 mod attempts;
 mod bind;

@@ -139,8 +139,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // The target may have ended in the meantime, and another call may have reused its id. It may not have been accepted yet, because
-        // if it is answered with JSON, the head that accepts it only arrives with the answer.
+        // The target may have ended in the meantime, and another call may have reused its id. This also finds a target that has not been
+        // accepted yet, because if it is answered with JSON, the head that accepts it only arrives with the answer.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)

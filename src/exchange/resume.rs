@@ -1,9 +1,9 @@
 //! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
 //!
-//! While the inner service is handling the GET, these calls' grace periods do not expire, although a pending resume can extend a grace
-//! period by at most `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes the call's next
-//! generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers even a resume that it
-//! refuses with 200.
+//! While the inner service is handling such a GET, these calls' grace periods do not expire. However, a pending resume cannot extend a
+//! grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes the
+//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to a
+//! resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -50,7 +50,7 @@ impl Exchange {
         })
     }
 
-    /// Lets a call keep running whose client may have resumed it without the layer seeing it.
+    /// Lets a call keep running, because its client may have resumed it unobserved.
     ///
     /// The call is not cancelled even if the loss of its current stream is detected later. Returns `false` if the call has ended.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
@@ -183,7 +183,7 @@ impl Resume {
         }
     }
 
-    /// Restarts its calls' grace periods, because the client has been asked to retry later.
+    /// Restarts the calls' grace periods, because the client has been asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held_calls = lock(&self.held_calls).clone();

@@ -33,7 +33,7 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Records that the request body has ended, with its frames or the reason why it is not parsed.
+    /// Records that the request body has ended, with its frames or the reason not to parse it.
     pub(crate) fn on_body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.set_passed_body(RequestBody::Ended(frames));
     }
@@ -279,7 +279,7 @@ impl Exchange {
         call.set_session(session);
         call.set_extensions(self.extensions());
         call.set_protocol_version(in_body.or(self.protocol_version()));
-        // Revision 2026-07-28 has removed this parameter.
+        // Revision 2026-07-28 removed this parameter.
         call.set_task(request.task && revision != Revision::Stateless);
         call.set_cancelled_on_disconnect(revision == Revision::Stateless);
         call.set_policy(self.shared.options.policy_for(&call));

@@ -54,7 +54,9 @@ pub(crate) struct Exchange {
     ///
     /// This is checked first, so that most polls do not have to take the lock.
     pub(super) must_parse_body: AtomicBool,
-    /// Whether the call's streams have carried event ids, and the last `retry`, both packed by `response`.
+    /// Whether the call's streams have carried event ids, and the last `retry`.
+    ///
+    /// `response` packs both into one number.
     pub(super) stream_meta: AtomicU32,
     /// Whether this server has cancelled the call with an error, which becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
@@ -122,10 +124,10 @@ pub(super) struct ExchangeState {
     pub(super) late_answer: LateAnswer,
     /// Whether a session manager has seen the call answered while its client was connected.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of the call is ending, if the stream itself only sees that it is dropped.
+    /// Why a resumed stream of the call is ending, if the stream itself cannot see the cause.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a later attempt that became a separate call because the first call had ended.
+    /// The exchange of a later attempt that is a separate call, because the first has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is only a span if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -142,7 +144,7 @@ pub(super) enum LateAnswer {
     /// As far as is known, a stream will deliver the answer.
     #[default]
     Possible,
-    /// A copy of the answer that the transport has sent, stored until a stream delivers the answer.
+    /// A copy of the answer that the transport has sent, stored until a stream delivers it.
     Received(OpaqueMessage),
     /// No stream will deliver the answer any more.
     Closed,
@@ -175,12 +177,14 @@ pub(super) struct Attempts {
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted, or may have accepted, an attempt.
     pub(super) was_accepted: bool,
-    /// The call's key, as long as it still belongs to an older in-flight call, which keeps it if the request is refused.
+    /// The call's key, if an older in-flight call still has the same one.
+    ///
+    /// If the request is refused, the older call keeps it.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call is waiting for the pending cancellation of an older call with its request id.
+/// Whether a call waits for the pending cancellation of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
@@ -332,7 +336,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a background task is reading one of the call's streams in order to see the call end.
+    /// Records that a background task is reading one of the call's streams, to see the call end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

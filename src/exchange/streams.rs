@@ -1,11 +1,11 @@
-//! An exchange's open streams, and the error that notifies a client when this server cancels its call.
+//! An exchange's open streams, and the error that notifies its client of a cancellation.
 //!
-//! If the response head is not ready yet, the response future resolves to the error. Otherwise the error is sent on every open stream of
-//! the call, whether it is the POST's or a resume's. The inner service's body is dropped before the client reads the error, so a client
-//! that is not reading holds nothing up.
+//! The client receives this error when this server cancels the call. If the response head is not ready yet, the response future resolves
+//! to it. Otherwise it is sent on every open stream of the call, whether the stream is the POST's or a resume's. The inner service's body
+//! is dropped before the client reads the error, so a client that is not reading holds nothing up.
 //!
-//! This is also where a drain finds the streams that it has to wait for or end. A session manager sees the answer before the layer does,
-//! so a drain waits until the stream that carries the answer has ended ([`DeliveryGuard`]).
+//! This is also where streams are registered for a drain. A session manager sees the answer before the layer does, so a drain waits until
+//! the stream that carries the answer has ended ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -86,7 +86,7 @@ impl Exchange {
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
-        // Stored after `is_delivering`, so that a thread that sees the end also sees the flag.
+        // Store this after `is_delivering`, so that a thread that sees the call as ended also sees that flag.
         self.has_call_ended.store(true, Ordering::Release);
         state.streams.has_older()
     }
@@ -117,7 +117,9 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained and the call runs as a task, which a drain does not end.
+    /// Returns `true` if the server has been drained and the call runs as a task.
+    ///
+    /// A drain does not end tasks.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)

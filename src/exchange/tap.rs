@@ -1,8 +1,8 @@
 //! Reading a call's streams as bytes, if no session manager tracks the call.
 //!
-//! Sometimes the layer cannot recognise that a message is the answer, because the body is encoded or the message is a batch. Once such a
-//! message may have been sent, the call is no longer cancelled. Instead, when its last stream ends, for whatever reason, the call is
-//! recorded with an unknown outcome.
+//! Sometimes the layer cannot recognise that a message is the answer, because the body is encoded or the message is a batch. From then on,
+//! losing a stream does not cancel the call. Instead, when its last stream ends, for whatever reason, the call is recorded with an unknown
+//! outcome.
 
 use bytes::Bytes;
 
@@ -40,7 +40,7 @@ impl Tap {
         Self::with_format(BodyFormat::Events(Reader::default()), attachment)
     }
 
-    /// Creates a tap for a stream that cannot be parsed, and that may contain event ids and the answer.
+    /// Creates a tap for a stream that cannot be parsed. It may contain event ids and the answer.
     pub(super) fn opaque(attachment: Attachment) -> Self {
         let exchange = &attachment.exchange;
         exchange.record_stream_meta(true, None);
@@ -157,7 +157,7 @@ impl Tap {
     }
 }
 
-/// Hints that the session manager may not be wrapped, if a session call's event ids look like rmcp's.
+/// Hints that the session manager may not be wrapped, if event ids look like rmcp's.
 fn emit_session_hint(attachment: &Attachment, event_id: &[u8]) {
     let registry = &attachment.exchange.shared.registry;
     let info = attachment.exchange.call(attachment.id);
