@@ -1,4 +1,4 @@
-//! A body, or bytes that replace it.
+//! A body that may have been replaced by bytes.
 
 use std::{
     pin::Pin,
@@ -25,7 +25,7 @@ impl<B> EitherBody<B> {
         Self::Body { body }
     }
 
-    /// Returns a body with a single frame.
+    /// Creates a body with a single frame.
     pub(crate) fn bytes(bytes: Bytes) -> Self {
         Self::Bytes {
             bytes: Some(Box::new(bytes)),

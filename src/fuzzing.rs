@@ -1,4 +1,4 @@
-//! The internals that the fuzz targets in `fuzz/` call into.
+//! Entry points for the fuzz targets in `fuzz/`.
 //!
 //! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets.
 
@@ -9,7 +9,7 @@ use crate::{
     sse::Reader,
 };
 
-/// The message in a request body.
+/// The message that the crate reads from a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedMessage {
     Request {
@@ -26,7 +26,7 @@ pub enum ParsedMessage {
     Response,
 }
 
-/// An event in a response body.
+/// An event that the crate reads from a response body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedEvent {
     pub id: Option<Vec<u8>>,
@@ -34,12 +34,12 @@ pub struct ParsedEvent {
     pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
-/// Returns what the crate reads from a whole request body.
+/// Reads a complete request body.
 pub fn read(body: &[u8]) -> Result<ParsedMessage, ParseFailure> {
     envelope::read(body).map(ParsedMessage::from)
 }
 
-/// Returns the events that the crate reads from a response body's frames.
+/// Reads the events in a response body's frames.
 pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
@@ -59,7 +59,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent
     events
 }
 
-/// Applies encoded operations to the registry's core and to a model. Panics if the two differ.
+/// Applies encoded operations to the registry's core and a model. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }

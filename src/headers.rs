@@ -1,6 +1,6 @@
 //! The headers that the layer reads.
 //!
-//! Those that it reads from every message are found in a single pass, which is cheaper than looking up each one.
+//! The ones it needs from every message are found in a single pass, which is cheaper than looking up each of them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -16,7 +16,7 @@ pub(crate) struct McpHeaders<'a> {
     pub(crate) protocol_version: Header<'a>,
     pub(crate) content_type: Header<'a>,
     pub(crate) content_length: Header<'a>,
-    /// Whether a content coding has been applied.
+    /// Whether the content is encoded, for example compressed.
     pub(crate) is_encoded: bool,
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum Header<'a> {
     #[default]
     Absent,
     One(&'a HeaderValue),
-    /// More than one value, of which this is the first.
+    /// The header is repeated. This is the first value.
     Several(&'a HeaderValue),
 }
 
@@ -36,7 +36,7 @@ impl<'a> McpHeaders<'a> {
     pub(crate) fn from_map(headers: &'a HeaderMap) -> Self {
         let mut mcp_headers = Self::default();
         for (name, value) in headers {
-            // Cheap, because standard names are compared as integers.
+            // These comparisons are cheap, because standard names are compared as integers.
             let header = if *name == header::CONTENT_TYPE {
                 &mut mcp_headers.content_type
             } else if *name == header::CONTENT_LENGTH {
@@ -71,7 +71,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Returns `true` if a `Content-Type` is `media_type`, with any parameters.
+/// Returns `true` if a `Content-Type` is `media_type`, with or without parameters.
 ///
 /// See RFC 9110, section 8.3.1.
 pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
@@ -86,9 +86,9 @@ pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
     })
 }
 
-/// Returns `true` if a `Content-Type` rules out that the body is a JSON-RPC message.
+/// Returns `true` if, judging by its `Content-Type`, a body cannot be a JSON-RPC message.
 ///
-/// An absent or repeated header rules out nothing. Neither do `application/json-rpc` and types that end in `+json`, because some
+/// Returns `false` if the header is absent or repeated, and also for `application/json-rpc` and types that end in `+json`, because some
 /// servers accept those as well.
 pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
@@ -127,7 +127,7 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
 
 /// Returns `true` if a `Content-Encoding` lists a coding that changes the content.
 ///
-/// `identity` does not, and neither does an empty list element (RFC 9110, sections 5.6.1 and 8.4.1).
+/// `identity` and empty list elements do not change it (RFC 9110, sections 5.6.1 and 8.4.1).
 fn has_coding(value: &HeaderValue) -> bool {
     let codings = value.as_bytes().split(|byte| *byte == b',');
     codings.map(<[u8]>::trim_ascii).any(|coding| {

@@ -1,4 +1,4 @@
-//! The JSON-RPC messages that this crate writes itself.
+//! The JSON-RPC messages that this crate itself creates.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::call::{CancelReason, RequestId};
 /// The code for an internal server error (JSON-RPC 2.0, section 5.1).
 pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
-/// Returns the code and message of the error that a cancelled call's client gets.
+/// Returns the code and the message of the error that a cancelled call's client receives.
 ///
 /// The message includes the reason if it is known.
 pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>) {
@@ -21,19 +21,19 @@ pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>
     }
 }
 
-/// Returns a request's error response.
+/// Creates the error response to a request.
 pub(crate) fn error_response(id: Value, error: Value) -> Bytes {
     let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
     Bytes::from(message.to_string())
 }
 
-/// Returns the error response for a cancelled call.
+/// Creates the error response for a cancelled call.
 pub(crate) fn cancellation_error(request: &RequestId, reason: CancelReason) -> Bytes {
     let (code, message) = error_for(Some(reason));
     error_response(request.into(), json!({ "code": code, "message": message }))
 }
 
-/// Returns the notification that cancels a call on its server.
+/// Creates the notification that cancels a call on its server.
 pub(crate) fn cancel_notification(request: &RequestId, reason: CancelReason) -> Bytes {
     let notification = json!({
         "jsonrpc": "2.0",

@@ -17,7 +17,8 @@ use crate::{
     service::CancelOnDisconnect,
 };
 
-/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout). Needed because the timer checks each stream once per timeout.
+/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout). There has to be one, because the timer checks each stream once per
+/// timeout.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Cancels the calls of clients that disconnect. See the [crate docs](crate).
@@ -58,8 +59,8 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// }
 /// ```
 ///
-/// Clones share one registry of calls, so a server's routes can have different options while [`calls`](Self::calls) still returns the
-/// calls of all of them:
+/// Clones share one registry of calls, so you can set different options for each of a server's routes, and [`calls`](Self::calls) still
+/// returns the calls on all of them:
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -92,7 +93,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) can set another grace period.
+    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) can override this.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -102,8 +103,8 @@ impl CancelOnDisconnectLayer {
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
-    /// Anything that the policy leaves unset is taken from [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout), no matter
-    /// in which order the options are set. The same applies if the closure panics.
+    /// For anything that the policy does not set, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, no matter in which
+    /// order you set the options. If the closure panics, they apply as well.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -111,11 +112,11 @@ impl CancelOnDisconnectLayer {
 
     /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
     ///
-    /// Neither a grace period nor [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
-    /// [`Calls::cancel`], [`Calls::drain`], the end of their session, and their client's own `notifications/cancelled`. A subscription
-    /// still ends with its stream.
+    /// Such a call is not ended by a grace period or by [`supersede`](Policy::supersede). It can still be ended by a
+    /// [`call_timeout`](Self::call_timeout), by [`Calls::cancel`] or [`Calls::drain`], or by its client's own `notifications/cancelled`,
+    /// and it still ends with its session. A subscription still ends with its stream.
     ///
-    /// With several closures, a call is exempt if any of them returns `true`. A closure that panics counts as `false`.
+    /// If there are several closures, a call is exempt if any of them returns `true`. A closure that panics does not exempt the call.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
         self
@@ -124,11 +125,11 @@ impl CancelOnDisconnectLayer {
     /// Adds an extension to each call, derived from its request's headers and extensions.
     ///
     /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers read it with [`CallInfo::extension`]. It can be, for example,
-    /// the user, the tenant or the route that an outer middleware has added to the request's extensions. It is dropped with the last
-    /// [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns `None` or panics, the call gets
-    /// no such extension. With several closures for one type, the last one to return a value wins.
+    /// the user, the tenant or the route that an outer middleware has added to the request's extensions. It is dropped along with the last
+    /// [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns `None` or panics, the call does not
+    /// get this extension. If several closures return the same type, the last one to return a value wins.
     ///
-    /// The closure runs for each POST that may carry JSON, before its body is read, so it also runs for bodies that turn out not to be
+    /// The closure runs for each POST that may carry JSON, before the body is read, so it also runs for bodies that turn out not to be
     /// calls.
     ///
     /// ```
@@ -181,12 +182,14 @@ impl CancelOnDisconnectLayer {
     ///
     /// An orphan is a call whose client has not resumed within its grace period.
     ///
-    /// Use this when the decision depends on something outside this process, such as whether the client has resumed on another server. The
-    /// call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure panics, or has not decided
-    /// within 10 s, the call waits for another grace period. The closure is not called for calls without a grace period, and it does not
-    /// delay cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
+    /// Use this if the decision depends on something outside this process, such as whether the client has resumed on another server. The
+    /// call waits for the decision, and if its client resumes in the meantime, the call is not cancelled. If the closure panics, or has not
+    /// decided within 10 s, the call waits for another grace period.
     ///
-    /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
+    /// The closure is not called for calls without a grace period. It does not delay a cancellation by a
+    /// [`call_timeout`](Self::call_timeout), by [`Calls`], or because a session ends.
+    ///
+    /// The future is polled on a runtime that serves requests. It does not keep the call or its session open.
     ///
     /// ```
     /// use std::{sync::{Arc, atomic::{AtomicBool, Ordering}}, time::Duration};
@@ -248,10 +251,11 @@ impl CancelOnDisconnectLayer {
     ///
     /// The interval is at least 1 ms. Off by default; rmcp itself sends such comments every 15 s.
     ///
-    /// A client that has vanished is only detected when a write to its connection fails. The comment is such a write, called a *probe*.
-    /// Clients ignore it because it is not an event, but proxies count it as traffic. It is only sent between events, never inside one.
-    /// The response gets `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. No probes are
-    /// sent on a body that is encoded or whose length is known.
+    /// A client that has vanished is detected only when a write to its connection fails. The comment, called a *probe*, is such a write.
+    /// Clients ignore it because it is not an event, but proxies treat it as traffic. Probes are only sent between events, never inside
+    /// one, and not at all if the body is encoded or its length is known.
+    ///
+    /// The layer also sets `X-Accel-Buffering: no` and `Cache-Control: no-cache` on the response, unless the inner service has set them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -284,18 +288,19 @@ impl CancelOnDisconnectLayer {
 
     /// Sends a call's response head early if its handler stays silent.
     ///
-    /// If the inner service has not answered within `silence` of the call becoming known, the client gets `200 text/event-stream` and
-    /// probes, and the answer is sent later as an event.
+    /// If the inner service has not answered within `silence` of the call becoming known, the client receives `200 text/event-stream`, then
+    /// probes, and finally the answer as an event.
     ///
-    /// Without this option, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. In the
-    /// meantime, proxies cut off such a call at their idle limit, and a client that has vanished is not detected.
+    /// Without this option, if a call is answered with JSON, or is a silent call of revision 2026-07-28, there is no response head until
+    /// the handler sends something. Until then, proxies cut off such a call at their idle limit, and a client that has vanished is not
+    /// detected.
     ///
     /// This is off by default, because the head of the inner response is lost: its headers are dropped, and an error status becomes the
     /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
-    /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. Every POST from such a
-    /// client that may carry JSON loses its `Accept-Encoding`, because the request head does not show whether the body is a call. The
-    /// call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
+    /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. The layer removes
+    /// `Accept-Encoding` from every POST from such a client that may carry JSON, because the request head does not show whether the body is
+    /// a call. The call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -326,9 +331,9 @@ impl CancelOnDisconnectLayer {
     ///
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
-    /// In rmcp, a session's streams share one worker, which waits for the slowest of them, so a single client that is not reading
-    /// blocks all calls of its session, cancels included. A stream has stalled if hyper took its last frame `timeout` ago and has not
-    /// requested another since. A stream that is merely quiet has not stalled.
+    /// In rmcp, a session's streams share one worker, which waits for the slowest of them, so a single stream that is not being read
+    /// blocks all of the session's calls, cancellations included. A stream has stalled if hyper took its last frame at least `timeout` ago
+    /// and has not requested another since. A stream that is merely quiet has not stalled.
     ///
     /// # What counts as reading
     ///
@@ -337,9 +342,9 @@ impl CancelOnDisconnectLayer {
     /// buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
     /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2, a client that stops reading one stream can exhaust the flow-control window of the whole connection. None of the
-    /// connection's streams can advance then, and all those that are waiting to send count as stalled, because the layer cannot
-    /// determine which of them exhausted the window. Use a timeout longer than any pause that a well-behaved client makes.
+    /// On HTTP/2, a client that stops reading one stream can exhaust the flow-control window of the whole connection. Then none of its
+    /// streams can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them
+    /// exhausted the window. Choose a timeout longer than any pause that a well-behaved client makes.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///
@@ -388,7 +393,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Adds an observer of everything that happens to calls. A layer can have several.
+    /// Adds an observer, which sees everything that happens to calls. A layer can have several observers.
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self
@@ -399,7 +404,7 @@ impl CancelOnDisconnectLayer {
         self.observe(observer)
     }
 
-    /// Sets how session ids appear in the log. By default they are hashed with a key that is new in every process.
+    /// Sets how session ids appear in the log. By default, they are hashed with a key that differs in every process.
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self

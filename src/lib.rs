@@ -25,30 +25,31 @@
 //!
 //! # What you need first
 //!
-//! | | what for |
+//! | | what it does |
 //! |---|---|
-//! | [`CancelOnDisconnectLayer`] | wraps the service; its options decide what a disconnect means |
-//! | [`CancellableSessionManager`] | replaces the session manager of rmcp's service, and makes cancels exact and cheap |
-//! | [`Grace`] | how long a call waits for its client to resume: by default at least 20 s, or not at all if the client cannot resume |
-//! | [`CallToken`] | notifies a handler that its call has been cancelled, and why, where rmcp's `RequestContext::ct` is not enough |
+//! | [`CancelOnDisconnectLayer`] | wraps the service; its options determine what a disconnect means |
+//! | [`CancellableSessionManager`] | replaces the session manager in rmcp's service, and makes cancellations exact and cheap |
+//! | [`Grace`] | sets how long a call waits for its client to resume: by default at least 20 s, or not at all if the client cannot resume |
+//! | [`CallToken`] | notifies a handler that its call has been cancelled, and why, in case rmcp's `RequestContext::ct` is not enough |
 //!
-//! The layer also works without the session manager, in front of any MCP server. It then cancels a session's call with a
+//! The layer also works without the session manager, in front of any MCP server. It then cancels a session's call by sending a
 //! `notifications/cancelled` POST to the inner service.
 //!
 //! # What you may need later
 //!
-//! | | what for |
+//! | | what it does |
 //! |---|---|
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
-//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for individual calls, which answers are retained, how much is tracked and retained |
+//! | [`Policy`] | sets the rules for individual calls |
+//! | [`RetainAnswers`], [`Limits`] | set which answers are retained, and how much is tracked and retained |
 //! | [`Calls`] | lists the calls in flight, cancels them, and drains them before a shutdown |
-//! | [`Confirmation`], [`Orphan`] | decide whether an orphan is cancelled |
-//! | [`Event`], [`Observer`] | everything that happens to a call |
-//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | a call's properties, as they appear in events and snapshots |
-//! | [`observe`] | the other types in events and snapshots, and metrics |
+//! | [`Confirmation`], [`Orphan`] | let your own code decide whether an orphan is cancelled |
+//! | [`Event`], [`Observer`] | report everything that happens to a call |
+//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | describe a call in events and snapshots |
+//! | [`observe`] | contains the other types in events and snapshots, and the metrics |
 //! | `socket` | detects disconnects that hyper misses (feature `socket`) |
-//! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
-//! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating), [defaults](manual::defaults) |
+//! | [`body`], [`transport`] | contain the types that you need to name in services of your own |
+//! | [`manual`] | explains [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating) and the [defaults](manual::defaults) |
 //!
 //! # What counts as a disconnect
 //!
@@ -59,26 +60,27 @@
 //! - The request body fails while it is being read.
 //! - The inner service panics.
 //!
-//! The end of a response to HEAD is not a disconnect, nor is the end of a body of known length that has been sent in full, or of a
-//! stream that the server has ended.
+//! It is not a disconnect when a response to HEAD ends, when a body of known length has been sent in full, or when the server ends a
+//! stream.
 //!
-//! A connection that has silently died counts as a disconnect only once a write to it fails. hyper also misses these cases:
+//! If a connection dies silently, that counts as a disconnect only once a write to it fails, and there are other cases that hyper misses
+//! as well. These are the remedies:
 //!
-//! | the client | is detected by |
+//! | a client that … | is detected by |
 //! |---|---|
-//! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
-//! | disconnected while hyper is holding bytes of the next request, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
-//! | is waiting for a silent handler that has not sent a response head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
+//! | has vanished together with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
+//! | has disconnected while hyper is holding bytes of the next request, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
+//! | has vanished while its silent handler has not sent a response head yet | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected but not reading | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
-//! [Deploying](manual::deploying) lists how long each of them takes at worst, and how proxies affect it.
+//! [Deploying](manual::deploying) lists how long detection takes at worst in each case, and how proxies affect it.
 //!
 //! # What a disconnect means
 //!
-//! [`Grace`] decides, and [the manual](manual::disconnect) has a table of all cases. By default, a call that its client can resume
-//! waits for the client, because real clients do resume, and a call that no client can resume is cancelled at once. With the session
-//! manager, even a client that resumes late gets its answer, or the error of its cancelled call. When in doubt, nothing is cancelled
-//! (see [`ParseFailure`](observe::ParseFailure)).
+//! That depends on the call's [`Grace`], and [the manual](manual::disconnect) has a table of all cases. By default, if the client can
+//! resume its call, the call waits for the client, because real clients do resume. If no client can resume it, it is cancelled at once.
+//! With the session manager, even a client that resumes late receives its answer, or an error if its call was cancelled. When in doubt,
+//! nothing is cancelled (see [`ParseFailure`](observe::ParseFailure)).
 //!
 //! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancellation. The default departs from this
 //! only narrowly: it cancels a call if its client cannot resume, or has not resumed within its grace period. [`Grace::Never`] follows the
@@ -86,17 +88,17 @@
 //!
 //! # Runtimes
 //!
-//! Any tokio runtime that serves requests can deliver cancels and handle deadlines. If one runtime's thread is busy, or the runtime has
-//! shut down, another takes over. The runtimes need tokio's timers (`enable_time`), which rmcp needs, too.
+//! Any tokio runtime that serves requests can deliver cancellations and handle deadlines. If one runtime's thread is busy, or the runtime
+//! has shut down, another takes over. The runtimes need tokio's timers (`enable_time`), as they do for rmcp.
 //!
 //! # Related crates
 //!
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, so it cannot distinguish a
 //!   client that reconnects from one that does not.
-//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does so with this layer, which then reports
-//!   the reason.
+//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does so with this layer, which then also
+//!   reports the reason.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
-//! - `mcp-cancel-cluster` is for several instances of a server whose load balancer does not route by session.
+//! - `mcp-cancel-cluster` is for servers with several instances, behind a load balancer that does not route by session.
 //!
 //! # Features
 //!
@@ -106,7 +108,7 @@
 //! | `axum` | [`CallToken`] as an extractor; with `socket`, `WatchedListener` for `axum::serve` |
 //! | `metrics` | `observe::Metrics`, an observer that counts through the `metrics` facade |
 //! | `socket` | the module `socket`, with `DeadPeer` and `WatchedListener` |
-//! | `serde` | `Serialize` for snapshots of calls and what is in them, without session ids |
+//! | `serde` | `Serialize` for snapshots of calls and everything in them, without session ids |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "rmcp"),
@@ -159,7 +161,7 @@ mod wait_until;
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
-/// The sockets below HTTP: the kernel detects dead peers and disconnects that hyper misses.
+/// TCP sockets that detect dead peers, and disconnects that hyper misses.
 #[cfg(feature = "socket")]
 #[doc(inline)]
 pub use watched_socket as socket;

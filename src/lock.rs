@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex even if a thread has panicked while holding the lock.
+/// Locks a mutex, even if a thread has panicked while holding the lock.
 ///
-/// This is sound because no callback runs under a lock, and no code that can panic leaves a value half changed.
+/// Ignoring the panic is safe because no callback runs under a lock, and no code that can panic leaves a value half-modified.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,9 +14,9 @@ use crate::{
 
 /// Which answers are retained for clients that resume their calls.
 ///
-/// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Retaining an answer costs a
-/// reference-count increment, or a copy of up to 1 KiB of text. Anything other than plain text is also serialized once, to measure its
-/// size.
+/// This only has an effect with a [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Retaining an
+/// answer costs a reference-count increment, or a copy of up to 1 KiB of text. If the answer is not plain text, it is also serialized once
+/// to measure its size.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -28,15 +28,18 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RetainAnswers {
-    /// All answers, for at least 60 s unless they are evicted. This includes answers that were in transit when the connection broke. Of
-    /// the answers to calls whose client is still connected, only the latest 64 per session id are retained, and they are evicted
-    /// first.
+    /// All answers, including those that were in transit when the connection broke.
+    ///
+    /// They are retained for at least 60 s, unless they are evicted. If a call's client is still connected, its answer is evicted first,
+    /// and only the latest 64 such answers per session id are retained.
     #[default]
     All,
-    /// Only answers to calls that were detached when they completed.
+    /// Only the answers to calls that were detached when they completed.
     Detached,
-    /// No answers. A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are
-    /// stored. The errors of cancelled calls are still retained.
+    /// No answers.
+    ///
+    /// A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are stored. The
+    /// errors of cancelled calls are still retained.
     Off,
 }
 
@@ -47,13 +50,13 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// The rules for whatever a policy leaves unset.
+    /// The rules for anything that a policy does not set.
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<IsExempt>>,
-    /// Closures that each add an extension to a request's calls.
+    /// Closures, each of which adds an extension to a request's calls.
     pub(crate) extensions: Vec<Arc<AddExtension>>,
-    /// Called before an orphan is cancelled.
+    /// Decides whether an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
 }
 
@@ -64,7 +67,9 @@ type AddExtension = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sy
 // === impl Options ===
 
 impl Options {
-    /// Returns the extensions for a request's calls, or `None` if no closure adds one. A closure that panics adds none.
+    /// Returns the extensions for a request's calls, or `None` if no closure adds one.
+    ///
+    /// A closure that panics adds none.
     pub(crate) fn extensions_for<B>(&self, request: &Request<B>) -> Option<Arc<Extensions>> {
         if self.extensions.is_empty() {
             return None;
@@ -76,7 +81,9 @@ impl Options {
         (!extensions.is_empty()).then(|| Arc::new(extensions))
     }
 
-    /// Returns a call's rules. A policy that panics sets nothing, and an exemption that panics counts as `false`.
+    /// Returns a call's rules.
+    ///
+    /// If the policy closure panics, it sets nothing. If an exemption closure panics, it does not exempt the call.
     pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));

@@ -1,6 +1,7 @@
-//! The `serde` feature. Request ids are serialized as in JSON-RPC, names as in metrics, and times in seconds.
+//! `Serialize` for the types in snapshots (feature `serde`).
 //!
-//! Session ids are omitted, because a client that knows one can act for the session.
+//! Request ids are serialized as in JSON-RPC, names as in metrics, and times in seconds. Session ids are omitted, because a client that
+//! knows one can act for the session.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ impl Serialize for RequestId {
     }
 }
 
-// Not derived, so that a new field cannot be published by accident.
+// This is not derived, so that a new field cannot be published by accident.
 impl Serialize for CallInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut info = serializer.serialize_struct("CallInfo", 5)?;

@@ -1,4 +1,4 @@
-//! Creates an exchange for every request, and observes the request and its response.
+//! The service, which tracks every request and its response with an exchange.
 
 use std::{
     fmt,
@@ -24,9 +24,11 @@ use crate::{
 /// Cancels the calls of clients that disconnect. [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer) creates this
 /// service.
 ///
-/// The inner service gets a [`TeeBody`] and can answer with any body. A request that already has a [`CallToken`] has passed through
-/// another such layer, so this one passes it through unchanged. The exception is a token whose call a session manager has already
-/// accepted: in that case, a handler has copied the head of its own request into a new one.
+/// The inner service receives requests with a [`TeeBody`], and can respond with any body.
+///
+/// If a request already has a [`CallToken`], it has passed through another layer of this kind, so this service passes it through
+/// unchanged. The exception is a token whose call a session manager is already tracking: in that case, a handler has copied the head of its
+/// own request into a new one, which this service treats like any other.
 ///
 /// ```
 /// use axum::body::Body;
@@ -102,10 +104,10 @@ where
         let response_options =
             ResponseOptions::for_request(&request, exchange.may_carry_call(), &self.shared.options);
         if response_options.may_commit() {
-            // An encoded answer could not be sent as an event.
+            // Prevent the inner service from encoding the answer, which could then not be sent as an event.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
         }
-        // Created before the inner service is called, because `call` itself may panic.
+        // Create this before calling the inner service, because `call` itself may panic.
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.poll_guard();

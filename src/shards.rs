@@ -1,8 +1,8 @@
-//! Locks among which entries are distributed by hash.
+//! A fixed number of locks, which entries share according to their hash.
 
 use std::slice;
 
-/// Enough that concurrent lookups of two entries rarely contend.
+/// Enough that concurrent lookups of two different entries rarely contend.
 const SHARDS: usize = 64;
 
 pub(crate) struct Shards<L>(Box<[L]>);
@@ -10,7 +10,9 @@ pub(crate) struct Shards<L>(Box<[L]>);
 // === impl Shards ===
 
 impl<L> Shards<L> {
-    /// Returns the lock for a hash, chosen by bits that a map behind the lock does not use.
+    /// Returns the lock for a hash.
+    ///
+    /// It is chosen by bits of the hash that a map behind the lock does not use.
     pub(crate) fn of(&self, hash: u64) -> &L {
         let index = (hash >> 32) as usize % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]

@@ -1,4 +1,4 @@
-//! Waiting for a condition.
+//! Waiting until a condition holds.
 
 use std::pin::pin;
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
-        // Registered before the check, so that no change in between can be missed.
+        // Register before checking the condition, so that no change in between can be missed.
         notified.as_mut().enable();
         if condition() {
             return;

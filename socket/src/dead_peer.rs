@@ -1,9 +1,9 @@
 //! The socket options that detect a dead peer.
 //!
-//! It takes two options. `SO_KEEPALIVE` probes an idle connection, but is suspended while sent data is unacknowledged.
-//! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, but has no effect of its own on an idle connection.
+//! Two options are needed. `SO_KEEPALIVE` probes an idle connection, but is suspended while sent data is unacknowledged.
+//! `TCP_USER_TIMEOUT` limits how long sent data may remain unacknowledged, but on its own has no effect on an idle connection.
 //! Without the first, a dead peer on an idle connection is never detected. Without the second, a peer that does not acknowledge
-//! data is detected only after the kernel's own retries, which by default take about 15 minutes.
+//! data is detected only after the kernel's own retries, which take about 15 minutes by default.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -17,9 +17,9 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer, from which neither a FIN nor an RST arrives.
+/// Makes the kernel detect a dead peer, even though neither a FIN nor an RST arrives.
 ///
-/// This happens, for example, when a cable is pulled, a NAT drops the connection, or a machine loses power.
+/// A peer is dead in this sense when, for example, a cable is pulled, a NAT drops the connection, or its machine loses power.
 ///
 /// On Linux, apply the options once, to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to
 /// each accepted socket, for example with axum's `ListenerExt::tap_io`.
@@ -40,14 +40,14 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Time to detection
 ///
-/// The time is counted from the peer's last packet; *w* is the time from that packet to the next write:
+/// Counted from the peer's last packet, a dead peer is detected after:
 ///
-/// - if nothing is written: idle + interval × probes, which is 90 s by default;
-/// - if something is written: *w* + user timeout, plus up to half a second for the first retransmission. By default, a server
-///   that writes a keep-alive every 15 s detects a dead peer within 106 s.
+/// - idle + interval × probes if nothing is written, which is 90 s by default;
+/// - *w* + user timeout + up to half a second for the first retransmission if something is written, where *w* is the time from
+///   that packet to the next write. By default, a server that writes a keep-alive every 15 s detects a dead peer within 106 s.
 ///
-/// Keep the user timeout at idle + interval × probes. On Linux it overrides the number of probes, because the kernel gives up
-/// at the first probe after the user timeout.
+/// Set the user timeout to idle + interval × probes. On Linux it overrides the number of probes, because the kernel gives up at
+/// the first probe after the user timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,22 +63,22 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// # Why not shorter
 ///
 /// The options cannot distinguish a dead peer from one that is merely unreachable for a while. In a test, a user timeout of 5 s
-/// closed connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of
-/// clients that had not read for 8 s. The defaults tolerate a change of networks, and clients that are paused for a minute by a
-/// debugger or a closed laptop lid.
+/// closed connections after an outage of only 4.5 s, even though the network was already back. It also closed the connections
+/// of clients that had not read for 8 s. The defaults tolerate a change of networks, and clients that are paused for a minute
+/// by a debugger or a closed laptop lid.
 ///
 /// # Clients that are not reading
 ///
-/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, even though the peer acknowledges each probe. The
-/// kernel therefore resets a client that is alive but has not read for the user timeout, whatever the server allows. If the
-/// server has its own timeout for clients that are not reading, keep the user timeout above it. If clients may pause for as
-/// long as they like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries,
-/// which take about 15 min.
+/// `TCP_USER_TIMEOUT` also runs while the peer's receive window is full, even though the peer acknowledges each probe. The kernel
+/// therefore resets the connection of a client that is alive but has not read for that long, whatever the server allows. If the
+/// server has its own timeout for clients that are not reading, choose a longer user timeout. If clients may pause for as long
+/// as they like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries, which
+/// take about 15 min.
 ///
 /// # HTTP/2
 ///
 /// hyper's keep-alive pings do not replace these options. They do end a dead peer's streams, but the connection's task hangs in
-/// its last write until the kernel gives up. Set both.
+/// its last write until the kernel gives up, so use both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "nothing is set until `apply` is called"]
 pub struct DeadPeer {
@@ -90,7 +90,7 @@ pub struct DeadPeer {
 
 /// The options that [`DeadPeer::apply`] has set.
 ///
-/// `Display` formats them for the log, along with what this platform lacks.
+/// `Display` formats them for the log, along with any that this platform does not support.
 ///
 /// ```
 /// use watched_socket::DeadPeer;
@@ -113,8 +113,8 @@ pub struct Applied {
 impl DeadPeer {
     /// Returns the default options. [`DeadPeer`] has an example.
     ///
-    /// With these, the kernel starts to probe after 30 s of silence, repeats this every 10 s, and gives up after six unanswered
-    /// probes. It also gives up once sent data has been unacknowledged for 90 s.
+    /// With these, the kernel sends the first probe after 30 s of silence and another every 10 s, and gives up after six
+    /// unanswered probes. It also gives up once sent data has been unacknowledged for 90 s.
     pub fn new() -> Self {
         Self {
             idle: Duration::from_secs(30),
@@ -158,7 +158,7 @@ impl DeadPeer {
 
     /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     ///
-    /// This also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own
+    /// This also limits how long data may remain unsent while the peer's receive window is full. Zero means the kernel's own
     /// limit. Any other value is clamped to between 1 ms and 24 days.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
@@ -167,11 +167,11 @@ impl DeadPeer {
 
     /// Sets the options on a listening or connected TCP socket.
     ///
-    /// Options that this platform lacks are skipped, which is not an error (see [`Applied`]).
+    /// Options that this platform does not support are skipped, which is not an error (see [`Applied`]).
     ///
     /// # Errors
     ///
-    /// The kernel refuses values that are out of range, and sockets that are not TCP.
+    /// Fails if the kernel refuses a value that is out of range, or a socket that is not TCP.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);
@@ -196,7 +196,7 @@ impl DeadPeer {
             applied.has_probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
-        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have options of their own, but socket2 lacks them.
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have options of their own, but socket2 does not support them.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
             // The kernel counts milliseconds and takes zero to mean its own limit, so a fraction of one becomes 1 ms.

@@ -7,18 +7,18 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long to wait after an accept error that does not concern a single connection.
+/// How long to wait after an accept error that is not about a single connection.
 ///
 /// Retrying immediately would spin, for example while too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading. hyper stops reading while the next
-/// request is buffered, or while the request body is left unread. With a plain `TcpListener`, such a disconnect is detected
-/// only once a write fails, so without a write it is never detected.
+/// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading, because it has buffered the next
+/// request or because the handler is not reading the request body. With a plain `TcpListener`, such a disconnect is detected
+/// only once a write fails, and never if nothing is written.
 ///
-/// An accept loop puts each stream's peer into the extensions of its requests:
+/// In your accept loop, put each stream's peer into the extensions of its requests:
 ///
 /// ```
 /// use http::{Request, Response};
@@ -61,7 +61,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// With the `axum` feature, it can be passed to `axum::serve`:
+/// With the `axum` feature, you can pass the listener to `axum::serve`:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -96,8 +96,8 @@ impl WatchedListener {
 
     /// Waits for the next connection, and returns it along with the client's address.
     ///
-    /// Errors are handled as in `axum::serve`: those that concern a single connection are ignored, whereas any other error,
-    /// such as too many open files, is logged, and the listener retries one second later.
+    /// Errors are handled as in `axum::serve`: those that are about a single connection are ignored. Any other error, such as
+    /// too many open files, is logged, and the listener retries one second later.
     ///
     /// # Cancel safety
     ///
@@ -125,7 +125,7 @@ impl WatchedListener {
     }
 }
 
-/// Returns `true` if the connection had ended before it was accepted.
+/// Returns `true` if the error only means that a connection ended before it was accepted.
 fn is_per_connection_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),

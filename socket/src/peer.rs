@@ -53,7 +53,7 @@ pub struct Peer {
     shared: Weak<SharedStream>,
 }
 
-/// A stream that is shared by its owner and the tasks that await its peer.
+/// A stream shared by its owner and the tasks awaiting its peer.
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
     /// Whether the [`WatchedStream`](super::WatchedStream) has been dropped. If the read side is closed after that, this side
@@ -70,7 +70,8 @@ impl Peer {
 
     /// Returns the peer for a request's connection, or `None` if the connection is not watched.
     ///
-    /// Custom accept loops insert a `Peer`, whereas `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
+    /// This finds both the `Peer` that your own accept loop inserts and the `ConnectInfo<Peer>` that `axum::serve` inserts
+    /// (feature `axum`).
     ///
     /// ```
     /// use watched_socket::Peer;
@@ -100,8 +101,7 @@ impl Peer {
 
     /// Returns this `Peer` with another address.
     ///
-    /// This is for servers behind a proxy that passes on the client's address. The connection that is watched is still the
-    /// proxy's.
+    /// This is for servers behind a proxy that passes on the client's address. The watched connection is still the proxy's.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -132,16 +132,16 @@ impl Peer {
 
     /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// The kernel knows once it has received a FIN or an RST from the peer, or has given up after its own retries (see
+    /// It knows once it has received a FIN or an RST from the peer, or has given up after its own retries (see
     /// [`DeadPeer`](super::DeadPeer)).
     ///
-    /// This requires no read or write, and works even while there are unread bytes from the peer.
+    /// This does not require a read or a write, and works even while there are unread bytes from the peer.
     /// [`WatchedStream`](super::WatchedStream) has an example.
     ///
     /// - If this side closes the connection first, or the runtime shuts down, the future releases the socket and never
     ///   completes.
-    /// - A peer that has shut down only its sending side, and is still reading, counts as disconnected, as it does for hyper.
-    ///   Do not await this on a server that sets hyper's `half_close`.
+    /// - A peer that has only shut down its sending side, and is still reading, counts as disconnected, just as it does in
+    ///   hyper. Do not await this future on a server that sets hyper's `half_close`.
     /// - The future completes only on Linux and Android.
     ///
     /// # Cancel safety
@@ -180,9 +180,7 @@ impl fmt::Debug for Peer {
 impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = true;
 
-    /// Waits until our read side is closed. Returns `true` unless this side has closed it.
-    ///
-    /// Also returns `false` if the runtime is shutting down.
+    /// Waits until our read side is closed. Returns `true` unless this side has closed it or the runtime is shutting down.
     ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports this without
     /// also reporting data. Unlike `poll_read_ready`, `ready` supports any number of wakers, so all of a connection's requests
@@ -195,7 +193,7 @@ impl SharedStream {
             }
             match ready {
                 Ok(ready) if ready.is_read_closed() => return true,
-                // Not expected, because tokio does not register for urgent data. Clearing the readiness prevents a busy loop.
+                // This is not expected, because tokio does not register for urgent data. Clear the readiness to prevent a busy loop.
                 Ok(_) => {
                     let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                     let _ = self.stream.try_io(Interest::PRIORITY, unblock);

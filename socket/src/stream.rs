@@ -1,6 +1,6 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
-//! It reads and writes just like tokio's own `TcpStream`, through the methods that take a shared reference. Like tokio, it
+//! It reads and writes just like tokio's own `TcpStream`, but through the methods that take a shared reference. Like tokio, it
 //! saves a system call after a short transfer: a read that has not filled the buffer has drained the socket, and a write that
 //! has not emptied the buffer has filled the socket, so the readiness recorded before the transfer is cleared.
 
@@ -33,15 +33,15 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 
 /// Maximum number of unsent bytes in the kernel (`TCP_NOTSENT_LOWAT`).
 ///
-/// The kernel may exceed it by one segment of 64 KiB. A client that reads 10 KB/s takes this many bytes within 10 s. Bytes in
-/// flight, which determine the throughput, do not count.
+/// The kernel may exceed this by one segment of 64 KiB. A client that reads 10 KB/s drains that within 10 s. Bytes in flight,
+/// which determine the throughput, are not limited.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MAX_UNSENT: u32 = 32 * 1024;
 
 /// A TCP stream whose peer can be watched. Accepted by a [`WatchedListener`](super::WatchedListener).
 ///
-/// Your own accept loop, for example around hyper, can also create one. It puts the [`Peer`] into the extensions of the
-/// requests, where [`Peer::of`] finds it.
+/// An accept loop of your own, for example around hyper, can also create one. Put its [`Peer`] into the extensions of every
+/// request, where [`Peer::of`] finds it.
 ///
 /// ```
 /// use watched_socket::WatchedStream;
@@ -82,7 +82,7 @@ impl WatchedStream {
     /// little kernel memory.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        // A kernel without this option just buffers more.
+        // Ignore errors, because a kernel without this option just buffers more.
         let _ = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
         let is_dropped = AtomicBool::new(false);
         Self {
@@ -96,7 +96,7 @@ impl WatchedStream {
         Peer::new(self.addr, Arc::downgrade(&self.shared))
     }
 
-    /// Returns the stream, for options such as `set_nodelay`. Do not read or write here, because hyper does.
+    /// Returns the stream, to set options such as `set_nodelay`. Do not read from it or write to it, because hyper does.
     pub fn tcp(&self) -> &TcpStream {
         &self.shared.stream
     }
@@ -149,7 +149,7 @@ impl AsyncWrite for WatchedStream {
         match SockRef::from(self.tcp()).shutdown(Shutdown::Write) {
             // The peer has reset the connection, so it is already shut down.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
-            done => Poll::Ready(done),
+            result => Poll::Ready(result),
         }
     }
 }
@@ -179,8 +179,8 @@ fn poll_transfer(
 ///
 /// A transfer is short if it moved fewer than `wanted` bytes.
 ///
-/// `try_io` records the readiness before it runs its closure, and clears only what it has recorded if the closure returns
-/// `WouldBlock`. That way, readiness that arrives in the meantime is kept. Clearing it after the transfer could lose it.
+/// `try_io` records the readiness before it runs its closure. If the closure returns `WouldBlock`, it clears only what it has
+/// recorded, so readiness that arrives in the meantime is not lost, as it could be if it were cleared after the transfer.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,
@@ -190,7 +190,7 @@ fn transfer(
     let mut moved = 0;
     let result = stream.try_io(interest, || {
         moved = io()?;
-        // Zero bytes mean the end of the stream, which stays ready.
+        // Zero bytes mean that the stream has ended, in which case it stays ready.
         let is_short = 0 < moved && moved < wanted;
         if IS_EDGE_TRIGGERED && is_short {
             Err(io::ErrorKind::WouldBlock.into())
@@ -205,13 +205,13 @@ fn transfer(
 }
 
 impl Drop for WatchedStream {
-    /// Wakes the tasks that are awaiting the peer, because they hold the socket open.
+    /// Wakes the tasks awaiting the peer, because they hold the socket open.
     ///
     /// Shutting down the read side ends their wait without sending a packet.
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // Fails if the connection is closed, in which case the tasks have already been woken.
+            // This fails if the connection is already closed, in which case the tasks have already been woken.
             let _ = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }

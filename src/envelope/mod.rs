@@ -1,4 +1,4 @@
-//! The envelope of a JSON-RPC body: the part that the layer needs.
+//! Reading the envelope of a JSON-RPC body, which is the only part that the layer needs.
 
 use std::iter;
 
@@ -12,16 +12,16 @@ pub use self::parse_failure::ParseFailure;
 pub(crate) use self::parse_failure::UnparsedBody;
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
 
-/// Maximum size of a body that is parsed, which is also rmcp's default maximum.
+/// Maximum size of a body that is parsed. This is also rmcp's default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of frames that are kept.
+/// Maximum number of frames buffered for a body.
 ///
-/// It allows a body of 4 MiB to have frames of 256 bytes. Each frame costs a handle of 32 bytes, even if a client sends one byte at a
-/// time.
+/// This is enough for a body of 4 MiB in frames of 256 bytes. There has to be a limit, because each frame costs a handle of 32 bytes, even
+/// if a client sends one byte at a time.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// A body's frames, which are kept until the body ends.
+/// A body's frames, buffered until the body ends.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
@@ -42,7 +42,7 @@ impl Frames {
     /// Adds a frame. Returns `false` if the body exceeds [`MAX_BODY`] or [`MAX_FRAMES`].
     pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
-            // Not kept, because there can be any number of empty frames.
+            // Drop it, because there can be any number of empty frames.
             return true;
         }
         if self.first.is_empty() {
@@ -55,7 +55,9 @@ impl Frames {
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
-    /// Drops the frames of a body that will not be parsed. Returns the reason, and whether the body may be JSON-RPC.
+    /// Drops the frames of a body that will not be parsed.
+    ///
+    /// Returns the `reason`, along with whether the body may be JSON-RPC.
     pub(crate) fn unparsed(self, reason: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)
@@ -73,11 +75,11 @@ impl Frames {
         let Some(rest) = self.rest else {
             return self.first;
         };
-        let mut whole = BytesMut::with_capacity(self.first.len() + rest.length);
-        whole.extend_from_slice(&self.first);
-        for bytes in &rest.frames {
-            whole.extend_from_slice(bytes);
+        let mut body = BytesMut::with_capacity(self.first.len() + rest.length);
+        body.extend_from_slice(&self.first);
+        for frame in &rest.frames {
+            body.extend_from_slice(frame);
         }
-        whole.freeze()
+        body.freeze()
     }
 }

@@ -1,24 +1,24 @@
-//! Why a body is not parsed.
+//! The reasons why a body is not parsed.
 
 use std::fmt;
 
 use memchr::memmem;
 
-/// Why the call in a POST body is unknown.
+/// Why the layer does not know which call a POST body contains.
 ///
-/// Such a body is passed on unchanged and makes no call. When in doubt, nothing is cancelled: if the body may be JSON-RPC, the
-/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of another kind,
-/// the token fires as it would on any route without MCP:
+/// Such a body is passed on unchanged, and no call is tracked for it. When in doubt, nothing is cancelled: if the body may be JSON-RPC,
+/// the request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the body is certainly something else, the
+/// token fires, as it would on any route without MCP:
 ///
-/// | failure | does the token fire? |
+/// | failure | does the token fire on a disconnect? |
 /// |---|---|
-/// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
+/// | [`ContentType`](Self::ContentType) | yes, unless the header is repeated, or names a type like `application/json-rpc` or `…+json` |
 /// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body starts like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | yes, unless the body contains `"jsonrpc"` |
-/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read starts like an object or an array, or the request has a session header |
+/// | [`NotRead`](Self::NotRead) | yes, unless what was read starts like an object or an array, or the request has a session header |
 /// | any other | no |
 ///
-/// [`Display`](fmt::Display) writes a few words for a log line.
+/// Its [`Display`](fmt::Display) implementation writes a few words for a log line.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -46,7 +46,7 @@ use memchr::memmem;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ParseFailure {
-    /// The body is not JSON (RFC 8259), or `serde_json` refuses a part of it.
+    /// The body is not JSON (RFC 8259), or `serde_json` rejects a part of it.
     NotJson,
     /// The body ends inside a JSON value or is empty.
     Truncated,
@@ -62,9 +62,9 @@ pub enum ParseFailure {
     BadId,
     /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,
-    /// The body is an array: a batch, which only MCP 2025-03-26 had.
+    /// The body is an array: a batch, which exists only in MCP 2025-03-26.
     Batch,
-    /// The body is longer than 4 MiB, the maximum that is parsed, or has more than 16,384 frames.
+    /// The body exceeds 4 MiB, the maximum that is parsed, or arrives in more than 16,384 frames.
     TooLarge,
     /// `content-type` is not `application/json`, is absent, or is repeated.
     ContentType,
@@ -105,7 +105,7 @@ impl ParseFailure {
 
 /// Returns `true` if a body starts like an object or an array.
 ///
-/// It may be preceded by a byte order mark, which some servers accept.
+/// Allows a byte order mark at the beginning, because some servers accept one.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))

@@ -1,22 +1,22 @@
-//! Reads a call's id, method and tool name from a POST body, and nothing else.
+//! Reads a call's id, method and tool name from a POST body, and little else.
 //!
-//! The layer can only turn a disconnect into a cancellation if it knows which request was in the body. Most of a body consists of
-//! arguments, which only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything
-//! else.
+//! To turn a disconnect into a cancellation, the layer has to know which request the body contains. Most of a body consists of arguments,
+//! which only the tool parses, so [`read`] walks three objects (the message, its `params` and their `_meta`) and skips everything else.
 //!
-//! A wrong id would cancel another request's call, whereas an unknown id only means that a call keeps running. Therefore:
+//! A wrong id would cancel another request's call, but if an id is unknown, a call merely keeps running. When in doubt, [`read`] therefore
+//! returns an error, and the call remains unknown:
 //!
-//! 1. **Ids are rmcp's.** An id's span is decoded by `serde_json` and by the integer rule of rmcp 3.9, so an id is either the one that
-//!    rmcp has, or unknown. A string and a number are never equal.
-//! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with `method` alone a notification. A message
-//!    without `method` that has either `result` or `error` is a response. Each must have `"jsonrpc": "2.0"`.
-//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated, or if a key in the message or its `params` is
-//!    escaped, because two parsers may disagree about such a body.
-//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is unknown, whatever it
-//!    contains.
-//! 5. **The inner service decides.** Invalid escapes, control characters, invalid UTF-8 and numbers out of range are not detected in
-//!    skipped values. A strict parser refuses such a body, so there is no call, and a lenient parser reads the same ids. Malformed
-//!    text elsewhere is detected.
+//! 1. **Ids are rmcp's.** An id's span is decoded with `serde_json` and rmcp 3.9's rule for integers, so an id is either the same as in
+//!    rmcp or unknown. A string never equals a number.
+//! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with just `method` is a notification. A message
+//!    without `method` that has either `result` or `error` is a response. All of them must have `"jsonrpc": "2.0"`.
+//! 3. **Ambiguity is an error.** Two parsers may disagree about a body with a duplicate envelope key, or with an escape in a key of the
+//!    message or its `params`.
+//! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error whatever
+//!    it contains.
+//! 5. **The inner service decides the rest.** In skipped values, invalid escapes, control characters, invalid UTF-8 and numbers out of
+//!    range go undetected. A strict parser refuses such a body, so there is no call, and a lenient parser reads the same ids. Everywhere
+//!    else, malformed text is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -41,7 +41,7 @@ pub(crate) use self::answers::{Answers, answers};
 /// The key in `_meta` that holds a request's protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
-/// A JSON-RPC message. Texts are borrowed from its body unless they contain escapes.
+/// A JSON-RPC message. Strings are borrowed from the body unless they contain escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
     /// Has a `method` and an `id`.
@@ -57,11 +57,11 @@ pub(crate) enum Message<'a> {
 pub(crate) struct Request<'a> {
     pub(crate) id: RequestId,
     pub(crate) method: Cow<'a, str>,
-    /// `params.name` of a `tools/call` if it is a string.
+    /// `params.name`, if this is a `tools/call` and the name is a string.
     pub(crate) tool: Option<Cow<'a, str>>,
-    /// The protocol revision in `params._meta` if it is a string.
+    /// The protocol revision in `params._meta`, if it is a string.
     pub(crate) protocol_version: Option<Cow<'a, str>>,
-    /// Whether `params.task` is an object, as in a task-augmented request of MCP 2025-11-25.
+    /// Whether `params.task` is an object, as in MCP 2025-11-25's task-augmented requests.
     pub(crate) task: bool,
 }
 
@@ -69,11 +69,11 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification<'a> {
     pub(crate) method: Cow<'a, str>,
-    /// `params.requestId` of a `notifications/cancelled` if it is an id.
+    /// `params.requestId`, if this is a `notifications/cancelled` and the value is an id.
     pub(crate) cancels: Option<RequestId>,
 }
 
-/// The members of a message that matter, as spans of the body.
+/// The members of a message that the layer needs, as spans of the body.
 #[derive(Default)]
 struct Members<'a> {
     jsonrpc: Option<&'a [u8]>,
@@ -84,7 +84,7 @@ struct Members<'a> {
     params: Option<Params<'a>>,
 }
 
-/// A message's `params`. They may precede its `method`, so they are interpreted later.
+/// A message's `params`. They may precede its `method`, so they are only interpreted later.
 enum Params<'a> {
     Object(ParamMembers<'a>),
     Other,
@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Returns the first reason why the body could not be read.
+/// Returns the first reason why the body cannot be parsed.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, parse_params)?.message()?;
@@ -123,7 +123,7 @@ fn parse_members<'a>(
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Parsed anyway, because the failure must distinguish any other value from invalid JSON.
+            // Parse it anyway, because the failure must distinguish a value of another type from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }
@@ -145,11 +145,11 @@ fn parse_members<'a>(
     Ok(members)
 }
 
-/// Parses `params`. `null` counts as an object without members.
+/// Parses `params`. `null` is treated as an object without members.
 fn parse_params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
-            // rmcp treats this as no parameters.
+            // rmcp treats this as if there were no parameters.
             b"null" => Params::Object(ParamMembers::default()),
             _ => Params::Other,
         });
@@ -172,14 +172,14 @@ fn parse_params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure>
 fn parse_meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
-        // A `_meta` of another type has no version, but no id depends on it.
+        // If `_meta` has another type, there is just no version. No id depends on it.
         cursor.value()?;
         return Ok(meta);
     }
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
         let value = cursor.value()?;
-        // An escape is accepted, because it cannot hide an id in `_meta`. PHP writes every `/` as `\/`.
+        // Accept escapes, because in `_meta` they cannot hide an id, and PHP writes every `/` as `\/`.
         if name == PROTOCOL_VERSION || decodes_to(name, PROTOCOL_VERSION) {
             set_once(&mut meta.protocol_version, value)?;
         }
@@ -204,7 +204,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Skips a member with any other name. Fails if its key has an escape, a control character or invalid UTF-8.
+/// Skips a member that is not needed. Fails if its key contains an escape, a control character or invalid UTF-8.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
@@ -224,12 +224,12 @@ fn check_key(key: &[u8]) -> Result<(), ParseFailure> {
     Ok(())
 }
 
-/// Decodes a string from its span. Any other type of value is a [`WrongType`](ParseFailure::WrongType).
+/// Decodes a string from its span. Fails with [`WrongType`](ParseFailure::WrongType) for any other value.
 fn decode_text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(ParseFailure::WrongType);
     };
-    // A fast path for almost every string, with the same result as `serde_json`.
+    // Fast path for almost every string, with the same result as `serde_json`.
     let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
     match plain.map(str::from_utf8) {
         Some(Ok(text)) => Ok(Cow::Borrowed(text)),
@@ -277,7 +277,7 @@ fn request<'a>(
     params: Option<Params<'a>>,
 ) -> Result<Request<'a>, ParseFailure> {
     let method = match method {
-        // The most frequent method.
+        // Fast path for the most frequent method.
         br#""tools/call""# => Cow::Borrowed("tools/call"),
         other => decode_text(other)?,
     };
@@ -304,7 +304,7 @@ fn notification<'a>(
     let method = decode_text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type refer to no request.
+        // Parameters of another type cannot refer to a request.
         _ => None,
     };
     let cancels = match request_id.map(parse_id) {

@@ -1,19 +1,19 @@
 //! A cursor over JSON text that finds where values end without parsing them.
 //!
-//! A tool argument can be a megabyte of text that the envelope does not need, so a long string costs one `memchr` per quote in it, and
-//! everything else is skipped byte by byte. The cursor guarantees the envelope's reader:
+//! A tool argument can be a megabyte of text that the envelope does not need. A long string therefore costs only one `memchr` per quote in
+//! it. Everything else is skipped byte by byte. The code that reads the envelope can rely on the following:
 //!
-//! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers. The text between a string's quotes
-//!    is not checked. The code that decodes that span checks its escapes, control characters and UTF-8.
+//! 1. A skipped value has the structure that RFC 8259 requires: its commas, colons, brackets, literals and numbers are checked. The text
+//!    between a string's quotes is not. Its escapes, control characters and UTF-8 are checked by the code that decodes the span.
 //! 2. A string ends where a JSON parser would end it, even if it is malformed. Otherwise, text chosen by a client could be read as keys.
-//! 3. Nothing recurses, because the open containers are the bits of one integer, up to the depth at which `serde_json` gives up.
-//! 4. The time is proportional to the text's length, even for hostile text.
+//! 3. Nothing recurses. The open containers are stored as the bits of an integer, up to the depth at which `serde_json` gives up.
+//! 4. Reading takes time proportional to the length of the text, even if the text is hostile.
 
 use memchr::memchr_iter;
 
 use super::ParseFailure;
 
-/// Maximum number of open containers. `serde_json` refuses the 128th.
+/// Maximum number of open containers. `serde_json` rejects the 128th.
 const MAX_DEPTH: u32 = 127;
 
 /// A position in JSON text, along with the containers that are open at that point.
@@ -22,7 +22,7 @@ pub(super) struct Cursor<'a> {
     body: &'a [u8],
     position: usize,
     depth: u32,
-    /// One bit per open container, [`OBJECT`] or [`ARRAY`], with the innermost in the lowest bit.
+    /// One bit per open container, either [`OBJECT`] or [`ARRAY`]. The innermost container has the lowest bit.
     kinds: u128,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
 
     /// Opens the next object and returns its first key. If the object is empty, closes it and returns `None`.
     ///
-    /// A key is the text between its quotes, without decoding.
+    /// A key is the text between the quotes, not decoded.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Returns an object's next key after a value, or `None` if the object was closed instead.
+    /// Returns the object's next key after a value, or closes the object and returns `None`.
     pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
@@ -115,7 +115,7 @@ impl<'a> Cursor<'a> {
                 }
             };
             if !opened {
-                // A value has ended, and so may some of the containers around it.
+                // A value has ended, and some of the containers around it may end here too.
                 while self.depth != outside && !self.comma_or_close()? {}
                 if self.depth == outside {
                     return Ok(());
@@ -127,7 +127,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Consumes an opening bracket. If the closing bracket follows, also consumes that and returns `false`.
+    /// Consumes an opening bracket. If the container is empty, also consumes the closing bracket and returns `false`.
     fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);
@@ -142,7 +142,7 @@ impl<'a> Cursor<'a> {
         Ok(!empty)
     }
 
-    /// Consumes a comma or a closing bracket. Returns `true` for a comma, or `false` if the innermost container was closed.
+    /// Consumes a comma or the innermost container's closing bracket. Returns `true` if it was a comma.
     fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
@@ -168,7 +168,7 @@ impl<'a> Cursor<'a> {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // `key` and `skip_scalar` are inlined, which makes text with many keys a quarter cheaper.
+    // Inlining `key` and `skip_scalar` makes text with many keys a quarter cheaper.
 
     #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
@@ -178,7 +178,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Skips the value that has this `first` byte and is not a container.
+    /// Skips a value that starts with this byte and is not a container.
     #[inline(always)]
     fn skip_scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
@@ -194,7 +194,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips a string whose opening quote has been consumed. Returns the text up to the closing one.
+    /// Skips the rest of a string after its opening quote. Returns the text up to the closing one.
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
         let text = self
             .body
@@ -211,7 +211,7 @@ impl<'a> Cursor<'a> {
 
     fn skip_number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
-        // No digit may follow a leading zero. If one does, parsing fails later, where a comma is expected.
+        // No digit may follow a leading zero. If one does, parsing fails later, where the number should have ended.
         if !self.eat(b'0') {
             self.skip_digits()?;
         }
@@ -220,7 +220,7 @@ impl<'a> Cursor<'a> {
         }
         if let Some(b'e' | b'E') = self.peek() {
             self.position += 1;
-            let _sign = self.eat(b'+') || self.eat(b'-');
+            let _ = self.eat(b'+') || self.eat(b'-');
             self.skip_digits()?;
         }
         Ok(())
@@ -266,7 +266,7 @@ impl<'a> Cursor<'a> {
         self.body.get(self.position).copied()
     }
 
-    /// Returns why the text is invalid at this point: it has ended or has a wrong byte.
+    /// Returns why the text is invalid at this point: either it has ended, or it continues with the wrong byte.
     #[cold]
     fn unexpected(&self) -> ParseFailure {
         match self.peek() {
@@ -276,12 +276,14 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Returns `true` if text between quotes needs no decoding: it is ASCII, without backslashes or control characters.
+/// Returns `true` if the text between two quotes needs no decoding.
+///
+/// That is the case if it is ASCII without backslashes or control characters.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
-        // Sets the highest bit of each byte that already had it set, or that is below a space, because the subtraction then borrows.
+        // This sets the highest bit of each byte that already has it set, or that is below a space, in which case the subtraction borrows.
         let not_printable = word | word.wrapping_sub(ONES * u64::from(b' '));
         (not_printable | marks(word, b'\\')) & HIGHEST == 0
     };
@@ -289,9 +291,9 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// Returns the position of the first quote, if it is in the first two words of 8 bytes.
+/// Returns the position of the first quote, if it is within the first two words of 8 bytes.
 ///
-/// Most strings are short, and calling `memchr` costs more than this loop.
+/// Most strings are short, and for them this loop is cheaper than a call to `memchr`.
 fn find_near_quote(text: &[u8]) -> Option<usize> {
     let (words, _) = text.as_chunks();
     let mut before = 0;
@@ -305,18 +307,19 @@ fn find_near_quote(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// Sets the highest bit of each byte equal to `wanted`, in text order from the lowest byte.
+/// Returns a word in which the highest bit of each byte equal to `wanted` is set.
 ///
-/// Bytes after the first hit may be marked by mistake, because the subtraction borrows, but bytes before it never are.
+/// The lowest byte is the first one in the text. Bytes after the first hit may be marked by mistake, because the subtraction borrows, but
+/// bytes before it never are.
 fn marks(word: u64, wanted: u8) -> u64 {
     let zero_if_wanted = word ^ (ONES * u64::from(wanted));
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & HIGHEST
 }
 
-/// Returns the position of the closing quote, at any distance.
+/// Returns the position of the closing quote, however far away it is.
 ///
-/// A quote belongs to the text if it is directly preceded by an odd number of backslashes. Looking back from each quote avoids stopping
-/// at every `\n`, and reads no backslash twice.
+/// A quote is escaped if it is directly preceded by an odd number of backslashes. Looking back from each quote avoids stopping at every
+/// `\n`, and never reads a backslash twice.
 // If inlined, it would take registers from the search for a near quote.
 #[inline(never)]
 fn find_closing_quote(text: &[u8]) -> Option<usize> {

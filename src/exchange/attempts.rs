@@ -1,8 +1,8 @@
-//! The attempts to send a request.
+//! Requests that a middleware sends more than once.
 //!
-//! A middleware between the layer and the session manager can send a request more than once. Each attempt that the session manager
-//! accepts is a stream of the call, or a separate call if the first has ended. An attempt only affects other calls once it has
-//! been accepted. Until then, an older call keeps its id, and no call is superseded.
+//! A middleware between the layer and the session manager can resend a request. Each attempt that the session manager accepts becomes a
+//! stream of the call, or a separate call if the first one has already ended. An attempt affects other calls only once it has been
+//! accepted. Until then, an older call with the same id keeps that id, and no call is superseded.
 
 use std::{mem, sync::Arc};
 
@@ -16,26 +16,26 @@ use crate::{
     registry::{POST_GENERATION, notify_untracked},
 };
 
-/// The result of one attempt.
+/// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Accepted,
     Refused,
-    /// The dispatch was dropped, so the attempt may have been accepted or refused.
+    /// The dispatch was dropped, so it is not known whether the attempt was accepted.
     Abandoned,
 }
 
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Starts dispatching another attempt to send a request whose call is in flight.
+    /// Records that another attempt to send an in-flight call's request is being dispatched.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
         } else {
             self.dispatch = Dispatch::InProgress(Attempts {
                 in_progress: 1,
-                // The call is still in flight, so an earlier attempt has not been refused.
+                // The call is still in flight, so at least one earlier attempt has not been refused.
                 was_accepted: true,
                 ..Attempts::default()
             });
@@ -48,7 +48,7 @@ impl ExchangeState {
 impl Exchange {
     /// Returns `true` if `canceller` has already bound the call.
     ///
-    /// In that case, a middleware has resent the request. Scopes are compared, because another manager may wrap this one.
+    /// If so, a middleware has resent the request. This compares scopes rather than pointers, because another manager may wrap this one.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -59,9 +59,11 @@ impl Exchange {
 
     /// Binds another attempt to send the same request.
     ///
-    /// The attempt is another stream of the call, or a separate call if the first has ended. Returns `None` if the attempt is not
-    /// tracked, for example because it has a different request id or session. In that case, the request consists of several messages,
-    /// such as a batch split by a middleware. They share one response, so none of them is cancelled, and the call ends as unknown.
+    /// The attempt becomes another stream of the call, or a separate call if the first one has ended. Returns `None` if the attempt is
+    /// not tracked.
+    ///
+    /// An attempt with a different request id or session means that the request consists of several messages, such as a batch that a
+    /// middleware has split. They share one response, so none of them is cancelled, and the call ends with an unknown outcome.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -80,7 +82,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Done under the state lock, so that from now on, a cancellation is deferred until the server has also received this attempt.
+        // Attach under the state lock, so that from now on, a cancellation is deferred until the server has received this attempt too.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -119,13 +121,13 @@ impl Exchange {
         )
     }
 
-    /// Returns the exchange of the separate call that a further attempt made.
+    /// Returns the exchange of the separate call that a later attempt has started, if any.
     #[cold]
     pub(super) fn next_call(&self) -> Option<Arc<Self>> {
         self.state().next.upgrade()
     }
 
-    /// Called when the session manager has accepted a call's request. Applies whatever was deferred until then.
+    /// Called when the session manager has accepted a call's request. Applies what was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -133,12 +135,14 @@ impl Exchange {
         self.end_attempt(id, Attempt::Accepted);
     }
 
-    /// Called when a call's dispatch was abandoned. The session manager may have accepted the request.
+    /// Called when a call's dispatch has been abandoned. The session manager may have accepted the request anyway.
     pub(crate) fn on_dispatch_abandoned(self: &Arc<Self>, id: CallId) {
         self.end_attempt(id, Attempt::Abandoned);
     }
 
-    /// Called when the session manager has refused a call's request. The call ends, unless it has another attempt.
+    /// Called when the session manager has refused a call's request.
+    ///
+    /// Ends the call, unless another attempt is in progress or may have been accepted.
     pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
         let is_sole = match &self.state().dispatch {
             Dispatch::InProgress(attempts) => attempts.in_progress <= 1 && !attempts.was_accepted,
@@ -152,9 +156,9 @@ impl Exchange {
         self.end_attempt(attachment.id, Attempt::Refused);
     }
 
-    /// Records the end of an attempt. After the last one, applies whatever was deferred until then.
+    /// Records how an attempt ended. After the last one, applies what was deferred until then.
     ///
-    /// A deferred cancel is only sent if the server may have accepted an attempt.
+    /// A deferred cancellation is sent only if the server may have accepted at least one attempt.
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
         let (contested, ended) = {
             let mut state = self.state();
@@ -166,7 +170,7 @@ impl Exchange {
             let contested = attempts.contested.take_if(|_| attempt != Attempt::Refused);
             let ended = (attempts.in_progress == 0).then(|| mem::take(attempts));
             let ended = ended.map(|attempts| {
-                // If the server never accepted the request, the cancellation could hit another call.
+                // If the server never accepted the request, the id may belong to another call, which would be cancelled instead.
                 let deferred_cancel = attempts.deferred_cancel.filter(|_| attempts.was_accepted);
                 state.dispatch = Dispatch::Done {
                     is_cancelled: deferred_cancel.is_some(),
@@ -193,11 +197,13 @@ impl Exchange {
         }
     }
 
-    /// Handles an accepted or abandoned attempt with an older in-flight call's request id.
+    /// Decides which call has the request id after a contested attempt.
+    ///
+    /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id refers to now, so a cancellation of one could hit the other.
+            // Either call may own the id now, so cancelling one could cancel the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key {
@@ -220,8 +226,8 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // An older call with the same id is untracked instead, because the client would take an answer from its handler for the
-            // answer to this call.
+            // An older call with the same id is untracked rather than cancelled, because the client would mistake an answer from the
+            // older call's handler for the answer to this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel(id, Cancel::superseded());

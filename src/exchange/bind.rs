@@ -1,4 +1,4 @@
-//! What the session manager reports: the call in a typed message, and what happens to its streams.
+//! What the session manager reports: the call in a typed message, and later what happens to its streams.
 
 use std::{
     mem,
@@ -20,7 +20,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks that a task reads a call's stream in the background, and so observes the call's end.
+/// Marks a call as being read by a background task, which can see the call end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -67,7 +67,7 @@ impl Attachment {
 impl ExchangeState {
     /// Makes the session manager the canceller, and starts dispatching the first attempt.
     ///
-    /// Returns the previous canceller, which is for calls without a session manager.
+    /// Returns the previous canceller, which only serves calls without a session manager.
     fn set_canceller(
         &mut self,
         canceller: Arc<dyn Canceller>,
@@ -88,13 +88,13 @@ impl ExchangeState {
 impl Exchange {
     /// Binds a typed message's call to its session manager, and attaches the call. Returns `None` if it is not tracked.
     ///
-    /// From now on, cancels are deferred until the session manager has accepted the request, see
-    /// [`on_dispatched`](Self::on_dispatched). Until then, the call does not affect any other call, tracked or not: it supersedes no
-    /// call, and an older in-flight call keeps its id. Next, the caller sets whether the call
+    /// From now on, cancellations are deferred until the session manager has accepted the request (see
+    /// [`on_dispatched`](Self::on_dispatched)). Until then, the call does not affect any other call, tracked or not: it supersedes no
+    /// call, and an older in-flight call with the same id keeps that id. The caller must then set whether the call
     /// [waits for a cancellation](Self::set_pending_cancel).
     ///
-    /// `initialize` is not tracked, and neither is a call that has no session or an ambiguous session header, is over the limit, or has
-    /// already been answered.
+    /// These are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit, and a
+    /// call that has already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -123,7 +123,7 @@ impl Exchange {
         }
         self.capture_span();
         let id = call.id();
-        // Set before the call can be found.
+        // This must be set before the call can be found.
         self.set_pending_cancel(PendingCancel::Unknown);
         let mut state = self.state();
         if self.info().is_some() {
@@ -149,10 +149,10 @@ impl Exchange {
             None
         };
         let replay = state.set_canceller(canceller, contested);
-        // The body no longer has to be parsed.
+        // The body no longer needs to be parsed.
         self.must_parse_body.store(false, Ordering::Relaxed);
         drop(state);
-        // Dropped without holding the lock, because it owns the request's extensions, whose destructors may run application code.
+        // Drop this without holding the lock, because it owns the request's extensions, whose destructors may run application code.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
@@ -181,10 +181,11 @@ impl Exchange {
         }
     }
 
-    /// Binds a call whose body was read before the session manager got the message.
+    /// Binds a call that is already known from the request body.
     ///
-    /// A call that has been cancelled in the meantime is still dispatched, and its cancellation is sent afterwards. Returns `None` if the
-    /// message has a different request id or session than the body.
+    /// This happens if the body was parsed before the session manager received the message. If the call has been cancelled in the
+    /// meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if the message's request id or session
+    /// differs from the body's.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -199,7 +200,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // From now on, a cancellation finds the key under which its server knows the call.
+        // From now on, a cancellation uses the key under which the server knows the call.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -228,7 +229,7 @@ impl Exchange {
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Takes the transport's copy of the answer. Returns it if no stream will deliver the answer.
+    /// Stores the transport's copy of the answer, or returns it if no stream will deliver it.
     pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
         let late_answer = &mut self.state().late_answer;
         match late_answer {
@@ -240,7 +241,7 @@ impl Exchange {
         }
     }
 
-    /// Records that streams will no longer deliver the answer. Returns the answer if it has been offered.
+    /// Records that no stream will deliver the answer any more. Returns the transport's copy, if it has been offered.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let previous = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match previous {
@@ -262,9 +263,9 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the call waits for the pending cancellation of an older call with the same id.
+    /// Sets whether the call waits for the pending cancellation of an older call with its id.
     ///
-    /// Wakes the cancels that are waiting for this to be known.
+    /// Once that is known, wakes the cancellations waiting for it.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {

@@ -1,4 +1,4 @@
-//! An exchange's open streams, and the error that is sent on them last.
+//! An exchange's open streams, and the error sent on each of them before it is closed.
 
 use std::sync::{Arc, Weak};
 
@@ -56,7 +56,7 @@ impl CallStreams {
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
     }
 
-    /// Sets the error, and returns the streams on which it must be sent.
+    /// Sets the error, and returns the streams on which the caller must send it.
     pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
         self.overflow.get_or_insert_default().error = Some(message);
         self.upgrade_all()

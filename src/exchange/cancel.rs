@@ -1,11 +1,11 @@
-//! How a call is cancelled: when a cancellation ends the call, and which sides it notifies.
+//! Cancelling a call: the condition under which it is cancelled, and the sides that are notified.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
 //! 1. ends the call in its session;
 //! 2. fires the call's token;
-//! 3. reports the end;
-//! 4. sends the error on open streams, if the cancellation notifies the client;
+//! 3. reports that the call has ended;
+//! 4. sends the error on the open streams, if the client is to be notified;
 //! 5. returns the injection that notifies the server, if there is one to send now.
 
 use std::{sync::Arc, time::Duration};
@@ -23,7 +23,7 @@ use crate::{
 
 /// Maximum time for a closing session to accept a cancellation.
 ///
-/// A session that has ended on its own accepts nothing, and is about to be closed anyway.
+/// Waiting any longer is pointless if the session has ended on its own: it never accepts anything, and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
@@ -33,20 +33,20 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// When a cancellation ends the call.
+/// The state that a call must be in for a cancellation to end it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.
     InFlight,
     /// The call is detached, no resume is pending, and the call is not marked as maybe resumed.
     Detached,
-    /// The call's grace period has expired, and its client has not started to resume since.
+    /// The call's grace period has expired, and its client has not started to resume it since.
     ///
-    /// If a token is given, it must belong to the current expiry.
+    /// If there is a token, it must belong to the current expiry.
     Expired(Option<ExpiryToken>),
 }
 
-/// The sides that a cancellation notifies.
+/// The sides notified of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NotifiedSides {
     Server,
@@ -55,17 +55,19 @@ enum NotifiedSides {
     Neither,
 }
 
-/// A call that has just been cancelled. Its server may still have to be notified.
+/// A call that has just been cancelled, but whose server may still have to be notified.
 struct JustCancelled {
     finished: Finished,
-    /// Taken before the call ended, so that closing the session waits for the injection.
+    /// Acquired before the call ended, so that closing the session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
 // === impl Cancel ===
 
 impl Cancel {
-    /// Creates a cancellation for a call, attached or not, unless it runs as a task. A connected client gets the error.
+    /// Creates a cancellation for a call, attached or not, that does not run as a task.
+    ///
+    /// If the client is connected, it receives the error.
     pub(crate) fn now(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -83,7 +85,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation for a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
+    /// Creates a cancellation for a call, attached or not, whose answer a gateway has lost.
+    ///
+    /// The client receives an error from the gateway itself.
     pub(super) fn lost() -> Self {
         Self {
             reason: CancelReason::ResponseDropped,
@@ -91,9 +95,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation that the server already knows about. The call may be attached or not.
+    /// Creates a cancellation that the server already knows about.
     ///
-    /// The server has received the cancellation itself, or has closed the session.
+    /// The server has either received the cancellation itself or closed the session. The call may be attached or not.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -111,7 +115,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation that has been confirmed for this expiry of the call's grace period.
+    /// Creates a cancellation that was confirmed for this expiry of the call's grace period.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -119,7 +123,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation for a detached call that its client has repeated.
+    /// Creates a cancellation for a detached call whose client has sent it again.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -141,16 +145,16 @@ impl Cancel {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call and spawns a task to notify its server. Returns `false` if the cancel's condition does not hold.
+    /// Cancels a call and spawns a task to notify its server.
     ///
-    /// A [`Cancel::now`] of a call that runs as a task also returns `false`.
+    /// Returns `false` if the call does not meet the condition, or if `cancel` is a [`Cancel::now`] and the call runs as a task.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
         self.cancel_and_report(id, cancel, None)
     }
 
     /// Like [`cancel`](Self::cancel), but also reports `detached`.
     ///
-    /// It is reported after the token has fired, or at once if the call is not cancelled.
+    /// This event is reported after the token has fired, or at once if the call is not cancelled.
     pub(super) fn cancel_and_report(
         self: &Arc<Self>,
         id: CallId,
@@ -168,7 +172,7 @@ impl Exchange {
 
     /// Cancels a call because the server is shutting down. Returns `false` if the call has ended or runs as a task.
     ///
-    /// If there is an injection, a clone of `delivered` is dropped once the first attempt has succeeded or failed.
+    /// If there is an injection, it holds a clone of `delivered` until its first attempt has succeeded or failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -191,20 +195,20 @@ impl Exchange {
 
     /// Cancels a call whose session is being closed.
     ///
-    /// Waits for the server to accept the cancellation, for at most [`CLOSE_CANCEL_TIMEOUT`].
+    /// Waits up to [`CLOSE_CANCEL_TIMEOUT`] for the server to accept the cancellation.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended on its own does not accept messages, and has already stopped its handlers. Whatever the
-            // result, the session is about to be closed.
+            // Ignore the result, because the session is about to be closed either way. A session that has ended on its own does not accept
+            // messages, but it has already stopped its handlers.
             let _ = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
     /// Cancels a call and returns the injection that will notify its server.
     ///
-    /// Returns `None` if the cancel's condition does not hold, or if a [`Cancel::now`] would end a task. Returns `Some(None)` if there
-    /// is no injection to send now. `detached` is reported in any case.
+    /// Returns `None` if the call does not meet the condition, or if a [`Cancel::now`] would end a task. Returns `Some(None)` if the call
+    /// has been cancelled but there is no injection to send now. `detached` is reported in any case.
     pub(crate) fn begin_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -226,7 +230,7 @@ impl Exchange {
                 self.injection(id, cancel.reason, cancelled)
             }
             NotifiedSides::Neither => {
-                // The server may have received the cancellation before the call itself.
+                // The server may have received the cancellation before the call itself. If so, send it again after the call.
                 if cancel.reason == CancelReason::ClientCancelled {
                     self.defer_cancel(cancel.reason, cancelled);
                 }
@@ -283,8 +287,8 @@ impl Exchange {
 
     /// Returns `true` if the cancellation reaches code that can stop the call's work.
     ///
-    /// The recipient is either code that has the call's token, or the server. The server is notified by an injection, or by the end of
-    /// the stream if its protocol revision defines that as the cancellation.
+    /// That is either code holding the call's token, or the server. The server receives an injection, or sees the stream close if its
+    /// protocol revision defines that as a cancellation.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -295,13 +299,13 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has bound the call yet. If one binds it later, it sends the cancellation. Once there is a response head,
-            // no session manager binds the call any more.
+            // No session manager has bound the call yet. One that binds it later will send the cancellation, but once there is a response
+            // head, none will bind it any more.
             None => call.session().is_some() && !state.has_head,
         }
     }
 
-    /// Returns a cancelled call's injection, or `None` if there is none to send now.
+    /// Creates a cancelled call's injection, or returns `None` if there is none to send now.
     fn injection(
         &self,
         id: CallId,
@@ -319,7 +323,7 @@ impl Exchange {
 
     /// Defers a cancellation while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
-    /// Both happen under the same lock, because a session manager may bind the call concurrently.
+    /// All of this happens under one lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,

@@ -1,4 +1,4 @@
-//! Classifying requests by their heads.
+//! Classifying a request by its head.
 
 use std::sync::Arc;
 
@@ -28,7 +28,9 @@ impl Exchange {
         Self::from_parts(shared, session, revision, date, kind)
     }
 
-    /// Creates the exchange for a request that the layer itself sends. It has already ended, so its token never fires.
+    /// Creates an exchange for a request that the layer itself sends.
+    ///
+    /// The exchange has already ended, so its token never fires.
     pub(crate) fn for_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;

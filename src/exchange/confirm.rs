@@ -1,8 +1,8 @@
-//! Confirming that an orphan may be cancelled, if the layer has a `confirm`.
+//! Consulting the layer's `confirm` callback, if it has one, before an orphan is cancelled.
 //!
-//! 1. The confirmation does not change the call: its client can still resume it, and another cancellation can still end it. If either
-//!    happens, the decision has no effect ([`ExpiryToken`]).
-//! 2. If `confirm` panics or times out, or its runtime shuts down, the call is postponed by its grace period.
+//! 1. A pending confirmation does not change the call: its client can still resume it, and another cancellation can still end it. If
+//!    either happens, the decision is ignored ([`ExpiryToken`]).
+//! 2. If `confirm` panics or times out, or its runtime shuts down, the cancellation is postponed by the call's grace period.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels it at once.
 
 use std::{sync::Arc, time::Duration};
@@ -18,18 +18,18 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time for a confirmation, after which the call is postponed by its grace period.
+/// Maximum time for a confirmation, after which the cancellation is postponed.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Minimum postponement, so that `Postpone(Duration::ZERO)` cannot cause a busy loop.
+/// Minimum postponement, without which `Postpone(Duration::ZERO)` could cause a busy loop.
 pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 
-/// Maximum postponement, so that `Instant::now() + MAX_POSTPONE` cannot overflow.
+/// Maximum postponement, short enough that `Instant::now() + MAX_POSTPONE` cannot overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A pending confirmation, which applies its `decision` when dropped.
 ///
-/// The decision is to postpone by the grace period, until the future returned by `confirm` has completed.
+/// Until the future returned by `confirm` has completed, the decision is to postpone by the grace period.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -40,7 +40,9 @@ struct PendingConfirmation {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Requests confirmation that an orphan may be cancelled. Does nothing if the expiry no longer holds.
+    /// Requests confirmation that an orphan may be cancelled.
+    ///
+    /// Does nothing if its grace period is no longer expired or the call has ended.
     #[cold]
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self.with_session(|session| {
@@ -50,7 +52,7 @@ impl Exchange {
                 session.resume_window(id)?,
             ))
         });
-        // If one of the three is missing, the client has resumed, or the call has ended.
+        // If any of these is missing, the client has resumed or the call has ended.
         let (Some((expiry, detachment, grace)), Some(call)) = (request.flatten(), self.call(id))
         else {
             return;

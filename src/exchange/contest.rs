@@ -1,8 +1,8 @@
-//! Untracked requests that have the same id as an in-flight call.
+//! Untracked requests with the same id as an in-flight call.
 //!
-//! A cancellation refers to its call by that id, so once the server may have received such a request, a cancellation of the call could hit
-//! the request instead. This is why no cancellation is injected while the request is in progress. Once the server has accepted the request,
-//! the call is no longer tracked.
+//! A cancellation refers to its call by this id, so once the server may have received such a request, a cancellation meant for the call
+//! could cancel the request instead. This is why no cancellation of the call is injected while the request is in progress. Once the server
+//! has accepted the request, the call is no longer tracked.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) struct Contest {
 // === impl Contest ===
 
 impl Contest {
-    /// Starts a contest for `key`, or returns `None` if no in-flight call has this key.
+    /// Begins a contest for `key`, or returns `None` if no in-flight call has this key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let contested = registry.with_session(&key.session.id, |session| {
             session.contest(&key.session.scope, &key.request)

@@ -15,15 +15,15 @@ use crate::{
 
 /// Minimum time for which an ended call is retained for its client.
 ///
-/// rmcp intends to keep a completed stream's events for the same time.
+/// rmcp aims to keep a completed stream's events for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Ends a call whose answer has been observed.
+    /// Ends a call whose answer has been seen.
     ///
-    /// `answer` returns the answer to retain and its size in bytes. It is only called if the layer retains answers to such calls
+    /// `answer` returns the answer to retain and its size in bytes. It is only called if this call's answer is to be retained
     /// ([`RetainAnswers`]).
     pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
@@ -45,9 +45,9 @@ impl Exchange {
         self.end(id, Outcome::Completed, completion);
     }
 
-    /// Called when a gateway between the layer and its server has the answer.
+    /// Called when a gateway between the layer and its server has received the answer.
     ///
-    /// The gateway will deliver the answer to a client that resumes.
+    /// If the client resumes, the gateway will deliver the answer to it.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
@@ -56,8 +56,8 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // From now on, no call can start, and a disconnect has no effect. An earlier disconnect has already ended the open phase,
-            // and fires the token itself.
+            // From now on, no call can start, and a disconnect has no effect. If the client has already disconnected, the exchange is no
+            // longer open, and the disconnect itself fires the token.
             None if is_open => self.signal.disarm(),
             None => {}
         }
@@ -77,7 +77,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a call that the registry has untracked. Its outcome is unknown.
+    /// Ends a call that the registry no longer tracks, with an unknown outcome.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -127,7 +127,7 @@ impl Exchange {
         }
     }
 
-    /// Reports evicted outcomes, of this call or of others.
+    /// Reports evicted outcomes, which may belong to other calls.
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
@@ -135,7 +135,7 @@ impl Exchange {
             .with_session(SessionState::take_evicted)
             .unwrap_or_default();
         for evicted in &evicted {
-            // Not in this call's span, because the answer may belong to another call.
+            // Report this outside the call's span, because the answer may belong to another call.
             self.shared.report(&Event::AnswerEvicted {
                 call: evicted.call,
                 session: &evicted.session,
@@ -151,13 +151,13 @@ impl Exchange {
         }
     }
 
-    /// Returns until when a call's outcome is retained, unless it is evicted.
+    /// Returns the time until which a call's outcome is retained, unless it is evicted before.
     ///
     /// An attached call is treated as if its client had just disconnected.
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {
-            // Nearly always the case. No disconnect action has a longer resume window than this.
+            // This is nearly always the case. No disconnect action has a longer resume window, so there is nothing to decide.
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);

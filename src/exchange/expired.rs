@@ -1,4 +1,4 @@
-//! What an expired deadline means for a call: a grace period, a call timeout, or the time to untrack it.
+//! What happens when a call's grace period or timeout expires, or when it is to be untracked.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Firing an exchange's token, and the tasks that run clean-ups.
+//! Firing an exchange's token, and spawning the clean-ups that run then.
 
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +45,7 @@ impl Exchange {
         self.signal.add(hook, |task| self.spawn(task));
     }
 
-    /// Spawns a clean-up. Once it has started, it may depend on its runtime, so it ends with that runtime.
+    /// Spawns a clean-up. Once started, it may depend on its runtime, so it ends when that runtime shuts down.
     fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.shared.registry;
         registry.timer().spawn(Migration::BeforeStart, clean_up);

@@ -14,9 +14,10 @@ pub(crate) struct Guard {
     tap: Option<Box<Tap>>,
 }
 
-/// Reports a panic that occurs while the inner service is called or polled. It does so from `Drop`, during unwinding.
+/// Reports a panic that occurs while the inner service is being called or polled.
 ///
-/// The runtime might not drop the future until it has caught the panic, when the cause can no longer be determined.
+/// It does so from `Drop`, during unwinding, because the runtime might not drop the future until it has caught the panic. By then, the
+/// cause can no longer be determined.
 pub(crate) struct PollGuard<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===
@@ -49,7 +50,7 @@ impl Guard {
         self.tap = Some(tap);
     }
 
-    /// Returns the tap, or `None` if the body need not be read.
+    /// Returns the tap, or `None` if the body does not need to be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
         self.tap.as_deref_mut()
     }

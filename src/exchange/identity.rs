@@ -1,4 +1,4 @@
-//! The session and the protocol revision, as specified in a request's headers.
+//! The session and the protocol revision that a request's headers specify.
 
 use http::HeaderValue;
 
@@ -14,7 +14,9 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// Repeated, empty, or not accepted by `HeaderValue::to_str`. The call's session cannot be determined.
+    /// Repeated, empty, or not accepted by `HeaderValue::to_str`.
+    ///
+    /// The call's session cannot be determined from such a header.
     Ambiguous,
 }
 
@@ -49,7 +51,7 @@ impl SessionHeader {
         }
     }
 
-    /// Returns the session key, or `None` unless the header has one readable id.
+    /// Returns the session key if the header has exactly one readable id.
     ///
     /// `scope` maps the session id to the scope that issued it.
     pub(super) fn key(&self, scope: impl FnOnce(&str) -> Scope) -> Option<SessionKey> {
@@ -61,7 +63,9 @@ impl SessionHeader {
     }
 }
 
-/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it. Branch-free per byte.
+/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it.
+///
+/// The loop over the bytes has no branches.
 fn is_readable(id: &[u8]) -> bool {
     let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
     !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))

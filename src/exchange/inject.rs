@@ -1,4 +1,4 @@
-//! A cancellation on its way to the server.
+//! Delivering a cancellation to the server.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -14,16 +14,16 @@ use crate::{
 
 /// Maximum time for the server to accept a cancellation, including retries.
 ///
-/// A session whose client is not reading could delay a cancellation indefinitely.
+/// Without this limit, a session whose client is not reading could delay a cancellation indefinitely.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt at a cancellation.
+/// Delays before the second and the third attempt to deliver a cancellation.
 ///
-/// By then, a server that is restarting or shedding load often accepts the cancellation, and all three attempts fit in
+/// Often long enough for a server that is restarting or shedding load to recover, and short enough for all three attempts to fit in
 /// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The delivery of a cancellation. When dropped, it reports the error unless the cancellation has been delivered.
+/// A cancellation that is being delivered. When dropped, it reports the error unless the delivery has succeeded.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -33,7 +33,9 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span and reports a failure. If the server temporarily refuses the cancellation, it is retried up to twice.
+    /// Spawns a task in `span` that runs the injection and reports a failure.
+    ///
+    /// If the server temporarily refuses the cancellation, it is retried up to twice.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -55,7 +57,7 @@ impl Exchange {
 
     /// Runs the injection, and retries it if it fails temporarily.
     ///
-    /// Sends nothing and fails if another call has the request id by now.
+    /// Sends nothing and fails if another call has since taken the request id.
     async fn run_injection(
         &self,
         id: CallId,
@@ -83,7 +85,9 @@ impl Exchange {
         }
     }
 
-    /// Returns a new injection for the cancellation. Returns `None` if no canceller is known or the call was not cancelled.
+    /// Creates another injection for the same cancellation.
+    ///
+    /// Returns `None` if no canceller is known or the call was not cancelled.
     fn retry_injection(
         &self,
         id: CallId,
@@ -96,10 +100,10 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused this ended call's id and would be hit instead.
+    /// Returns `true` if another call has reused this call's id and would be cancelled instead.
     ///
-    /// Waits while the other call has not been accepted yet, because the cancellation must still be sent if that call is refused. A call
-    /// that is itself waiting for this cancellation does not count.
+    /// Waits until the other call has been accepted or has ended, because if it is refused, the cancellation must still be sent. A call
+    /// that is itself waiting for this cancellation is ignored.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -120,15 +124,15 @@ impl Exchange {
         false
     }
 
-    /// Drops the canceller if it replays cancels. Called when the exchange no longer needs the canceller.
+    /// Drops the canceller if it replays cancellations. Called when the exchange no longer needs it.
     ///
-    /// Such a canceller owns the request's head, its extensions and a clone of the inner service, whereas handlers may keep a
-    /// `CallToken`, and with it the exchange, forever.
+    /// Such a canceller owns the request's head, its extensions and a clone of the inner service. It must not live as long as the
+    /// exchange, which a handler can keep alive forever by holding on to a `CallToken`.
     pub(super) fn release_canceller(&self) {
         let canceller = {
             let mut state = self.state();
             if state.is_bound() {
-                // A session manager is shared by all its calls.
+                // Keep it: a session manager is shared by all of its calls.
                 return;
             }
             state.canceller.take()
@@ -136,7 +140,7 @@ impl Exchange {
         drop(canceller);
     }
 
-    fn report_cancel_failed(&self, id: CallId, error: &CancelError) {
+    fn report_cancel_failure(&self, id: CallId, error: &CancelError) {
         if let Some(call) = self.call(id) {
             self.report(&Event::CancelFailed { call, error });
         }
@@ -154,7 +158,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if let Err(error) = &self.result {
-            self.exchange.report_cancel_failed(self.id, error);
+            self.exchange.report_cancel_failure(self.id, error);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What losing a stream means for its call, which is decided once.
+//! What happens to a call that has lost a stream. This is decided once, when the stream is lost.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -23,7 +23,7 @@ use crate::{
 impl Attachment {
     /// Reports that the stream has ended without the answer.
     ///
-    /// `is_empty_resume`: whether the stream was a resume's and had no events.
+    /// `is_empty_resume`: whether the stream was opened by a resume and carried no events.
     pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
@@ -35,7 +35,7 @@ impl Attachment {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles a call's stream that has ended without the answer.
+    /// Handles a stream that has ended without its call's answer.
     #[cold]
     pub(super) fn on_stream_lost(
         self: &Arc<Self>,
@@ -70,7 +70,7 @@ impl Exchange {
             let until = until.filter(|_| !session.is_maybe_resumed(id));
             let detached = match until.or(keep_running) {
                 Some(state) => session.detach(id, generation, state, is_empty_resume, detachment),
-                // From now on, the layer can see neither a resume nor the end of the call.
+                // From now on, the layer would see neither a resume nor the call ending.
                 None => session.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
@@ -105,7 +105,7 @@ impl Exchange {
 
     /// Called when a gateway between the layer and its server can no longer get the answer.
     ///
-    /// The gateway sends an error instead, so a client that resumes does not get the answer either.
+    /// The gateway sends an error instead, so a client that resumes will not receive the answer either.
     pub(crate) fn on_answer_lost(self: &Arc<Self>) {
         let Some(call) = self.info() else {
             return;
@@ -127,8 +127,8 @@ impl Exchange {
 
     /// Returns the state for a detached call that must not be cancelled.
     ///
-    /// Returns `None` if the call must be untracked instead: its end cannot be observed, and either the server has ended a stream
-    /// that no client can resume, or the call has neither a session nor a deadline.
+    /// Returns `None` if the call must be untracked instead. That is the case if the layer cannot see the call end, and either the server
+    /// has ended a stream that no client can resume, or the call has neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,
@@ -147,15 +147,15 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if a call's answer is observed even if none of its streams is read.
+    /// Returns `true` if the session manager sees a call's answer even if no stream is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))
     }
 
-    /// Removes a task that has been reading a stream of the call in the background.
+    /// Records that a task is no longer reading one of the call's streams in the background.
     ///
-    /// The call's end is no longer observed, unless the session manager observes the answer.
+    /// From then on, the layer cannot see the call end, unless the session manager sees the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
         let is_observed = self.is_late_answer_closed()
             && self

@@ -1,56 +1,57 @@
 //! One HTTP request and its response, as they pass through the layer.
 //!
-//! The service creates an [`Exchange`] for each request. Both bodies, the response future and the session manager hold it and report to
-//! it what they see, but the exchange alone decides what that means for its call. It is linked from the request's extensions by the
-//! [`CallToken`](crate::CallToken), which rmcp passes to the session manager and the handler.
+//! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to
+//! the exchange and report what they see, but only the exchange decides what that means for the request's call. A
+//! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token on to the session manager and the
+//! handler.
 //!
-//! The modules in the first table hold its data, and only `state` among them refers to [`Exchange`]. Those in the second table
-//! implement its decisions:
+//! The modules in the first table hold the exchange's data. Of these, only `state` refers to [`Exchange`]. The modules in the second table
+//! make its decisions:
 //!
-//! | module | what it is |
+//! | module | what it holds |
 //! |---|---|
-//! | `state` | all its fields |
-//! | `identity` | the session and the protocol revision, from the request's headers |
+//! | `state` | all of the exchange's fields |
+//! | `identity` | the session and the protocol revision that the request's headers specify |
 //! | `request_body` | what is known about the request body |
-//! | `signal` | the token, and the hooks that fire with it |
-//! | `call_streams` | its open streams, and the error sent on them |
+//! | `signal` | the cancellation token, and the hooks that run when it fires |
+//! | `call_streams` | the call's open streams, and the error sent on them |
 //!
 //! | module | what it decides |
 //! |---|---|
-//! | `classify` | what a request is, from its head |
-//! | `start` | which call the request carries, from its body |
-//! | `attempts` | what each attempt means when a middleware sends a request more than once |
-//! | `contest` | what a request over a limit means for the in-flight call with the same id |
-//! | `bind` | which call the request carries, and what happens to its streams, as the session manager reports it |
+//! | `classify` | what kind of request this is, judging by its head |
+//! | `start` | which call the request body contains |
+//! | `attempts` | what each attempt means for the call when a middleware sends the request more than once |
+//! | `contest` | what happens to an in-flight call when a request over the limit has the same id |
+//! | `bind` | which call the session manager has received, and what its reports about the call's streams mean |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
-//! | `response` | what the response's head and body mean for the call |
-//! | `tap` | what a stream's bytes mean for the call |
-//! | `loss` | what losing a stream means for the call |
-//! | `end` | how a call ends if it is not cancelled |
-//! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
-//! | `expired` | what an expired deadline means for the call |
-//! | `confirm` | whether an orphan may be cancelled, if the layer has a `confirm` |
-//! | `waiting` | when a call is accepted or has ended, for the tasks that wait for it |
-//! | `fire` | how the token fires, and where the clean-ups run |
+//! | `response` | what the response head and body mean for the call |
+//! | `tap` | what the bytes of a stream mean for the call |
+//! | `loss` | what happens to a call that has lost a stream |
+//! | `end` | how a call ends when it is not cancelled |
+//! | `cancel` | under which condition a call is cancelled, and which sides are notified |
+//! | `expired` | what happens to a call when one of its deadlines expires |
+//! | `confirm` | whether an orphan may be cancelled, if the layer has a `confirm` callback |
+//! | `waiting` | how long a task waits for a call to be accepted or to end |
+//! | `fire` | how the token fires, and on which task each clean-up runs |
 //! | `inject` | how the server is notified of a cancellation |
 //! | `streams` | how the client is notified of a cancellation that it did not request |
-//! | `report` | in which span events are reported |
-//! | `guard` | when a drop or a panic counts as the end of the response |
+//! | `report` | in which span a call's events are reported |
+//! | `guard` | when a drop or a panic ends the exchange |
 //!
 //! # Contract
 //!
-//! 1. An exchange ends once, through whichever of [`complete`](Exchange::complete), [`fail`](Exchange::fail) and
-//!    [`on_dropped`](Exchange::on_dropped) is first.
-//! 2. It has at most one call, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
-//!    [`parse_body`](Exchange::parse_body) from the request body.
-//! 3. A cancellation takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry,
-//!    because closing a session waits for in-flight calls and pending cancellations.
-//! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call into the
-//!    registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
-//!    this order: the state, the shard, the session entry.
-//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) has been called, the call has completed, whatever its phase.
-//!    A call that only becomes known afterwards is never in flight: it is reported as completed and cannot be found. A call that
-//!    had already been cancelled stays cancelled.
+//! 1. An exchange ends exactly once, through whichever of [`complete`](Exchange::complete), [`fail`](Exchange::fail) and
+//!    [`on_dropped`](Exchange::on_dropped) is called first.
+//! 2. It has at most one call, which is set only once: either by [`bind`](Exchange::bind), from a typed message, or by
+//!    [`parse_body`](Exchange::parse_body), from the request body.
+//! 3. A cancellation takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry.
+//!    Closing a session waits for in-flight calls and pending cancellations, so it cannot miss one in between.
+//! 4. No lock is held while a token fires, while an observer runs, or while a hook runs or is dropped. Only three operations call into
+//!    the registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
+//!    this order: first the state, then the shard, then the session entry.
+//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) has been called, the request's call has completed, whatever
+//!    phase the exchange is in. If the call only becomes known afterwards, it is never in flight: it is reported as completed and cannot
+//!    be found. If it has already been cancelled, it stays cancelled.
 
 mod attempts;
 mod bind;

@@ -1,7 +1,7 @@
 //! Reporting events in the span in which the request was served.
 //!
-//! Many of a call's events occur where no span is entered: in a destructor, or on the timer's task. The span is therefore stored when
-//! the call becomes known, and stays open until the call has ended. Without a subscriber that records spans, none is stored.
+//! Many of a call's events occur where no span is entered: in a destructor, or on the timer's task. The current span is therefore stored
+//! when the call becomes known, and stays open until the call has ended. If there is no subscriber that records spans, none is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -33,7 +33,7 @@ impl Exchange {
     /// Drops the span, because the call has ended.
     pub(super) fn release_span(&self) {
         if is_subscribed() {
-            // A subscriber can do anything when a span closes, so the span is dropped without holding a lock.
+            // A subscriber can run any code when a span closes, so drop the span without holding a lock.
             let span = self.state().span.take();
             drop(span);
         }

@@ -1,4 +1,4 @@
-//! The state of a request body as it passes through the layer.
+//! What the layer has found out about a request body that passes through it.
 
 use crate::{
     call::{CallId, Key},
@@ -10,7 +10,7 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// The body has ended. If it cannot be parsed, it stays in this state until session managers can no longer bind the call.
+    /// The body has ended. If it cannot be parsed, it stays in this state until no session manager can bind the call any more.
     Ended(Result<Frames, UnparsedBody>),
     /// The body was dropped before it ended.
     Dropped(UnparsedBody),
@@ -25,7 +25,7 @@ pub(super) enum BodyKind {
     Plain,
     /// Certainly or possibly JSON-RPC, but not a tracked call.
     Other,
-    /// The client's own cancellation of a call that was in flight at the time. Boxed, because few bodies are one.
+    /// The client's own cancellation of a call that was in flight at the time. Boxed, because few bodies are cancellations.
     Cancel(Box<(Key, CallId)>),
     /// A call over the limit. Its contest, if any, lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),
@@ -72,7 +72,9 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if the body is or may be JSON-RPC without a tracked call. A disconnect then has no effect on the request.
+    /// Returns `true` if the body is, or may be, JSON-RPC without a tracked call.
+    ///
+    /// In that case, a disconnect has no effect on the request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

@@ -1,4 +1,4 @@
-//! An exchange's response: what its head and its body mean for the call.
+//! What the head and the body of the response mean for the call.
 
 use std::{
     mem,
@@ -30,11 +30,11 @@ const REPLAYABLE: u32 = 1 << 31;
 /// What the response head means for the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// 2xx with `text/event-stream`: the answer is sent on the stream. `readable` unless it is encoded.
+    /// 2xx with `text/event-stream`: the answer is sent on the stream, which is `readable` unless it is encoded.
     Stream { readable: bool },
     /// 2xx with any other body: the body is the answer.
     Answer,
-    /// Any other status: the server has refused the request. `is_temporary` if its client may retry it later.
+    /// Any other status: the server has refused the request. The client may retry it later if the refusal `is_temporary`.
     Refusal { is_temporary: bool },
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum BodyPlan {
     Pass,
     /// Pass it on and read it.
     Tap(Box<Tap>),
-    /// Pass it on as the answer to the call, which ends with it.
+    /// Pass it on as the call's answer. When the body ends, so does the call.
     Answer(Attachment),
     /// Pass it on if it contains the answer to `request`. Otherwise replace it with `error`, because the call was cancelled.
     Late { request: RequestId, error: Bytes },
@@ -53,7 +53,7 @@ pub(crate) enum BodyPlan {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records the response head. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
+    /// Records the response head. A GET or DELETE is treated as MCP if it is answered with a stream, and as plain otherwise.
     fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
@@ -119,7 +119,7 @@ impl Exchange {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
             let accepted = registry.begin_close(session);
-            // Calls whose responses have no head yet are also in flight.
+            // Calls whose response heads are not ready yet are in flight too.
             let unaccepted = registry.unaccepted_in(session);
             for (id, exchange) in accepted.into_iter().chain(unaccepted) {
                 exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -139,8 +139,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // The target may have ended in the meantime, and another call may have reused its id. The target need not have been accepted
-        // yet, because with a JSON answer, the head that accepts it only arrives with the answer.
+        // The target may have ended in the meantime, and another call may have reused its id. This also finds a target that has not been
+        // accepted yet, because if it is answered with JSON, the head that accepts it only arrives with the answer.
         if let Some((id, exchange)) = registry
             .find_including_unaccepted(&key)
             .filter(|(id, _)| *id == target)
@@ -166,7 +166,7 @@ impl Exchange {
             RequestKind::Resume(resume) => match resume.accept(&self.shared) {
                 Accepted::Nothing => None,
                 Accepted::Attached(attached) => Some(attached),
-                // An encoded body may carry the answer.
+                // An encoded body may contain the answer, so it must be passed on.
                 Accepted::Cancelled(..) if !readable => None,
                 Accepted::Cancelled(request, reason) => {
                     let error = sse::event(&jsonrpc::cancellation_error(&request, reason));
@@ -233,7 +233,7 @@ impl Exchange {
                 return None;
             }
             let phase = mem::replace(&mut state.phase, Phase::Ended);
-            // Both are read under the state lock, because a session manager may bind the call concurrently.
+            // Read both under the state lock, because a session manager may bind the call concurrently.
             (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
@@ -258,7 +258,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response was dropped before it ended. `tap` has read the part that was sent.
+    /// Called when the response has been dropped before it ended. `tap` has read what was sent of it.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -268,7 +268,7 @@ impl Exchange {
 
     /// Handles the loss of the response.
     ///
-    /// `has_head`: whether the client has the response head, even if another exchange of its request recorded the head.
+    /// `has_head`: whether an earlier exchange of the same request has recorded that the client has the response head.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -325,14 +325,14 @@ impl Exchange {
         }
     }
 
-    /// Sets whether what has been sent of the response may have been the answer.
+    /// Sets whether the bytes sent so far may have been the answer.
     pub(super) fn set_maybe_answered(&self, maybe_answered: bool) {
         self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
     /// Removes a stream that may have carried the call's answer.
     ///
-    /// The call is not cancelled. Once it has lost its last stream, it ends as [`Outcome::Unknown`].
+    /// The call is not cancelled. Once it has lost its last stream, it ends with [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|session| session.remove_stream(id, generation));
@@ -347,7 +347,7 @@ impl Exchange {
         }
     }
 
-    /// Records whether a stream of the call has event ids, and its `retry`.
+    /// Records whether one of the call's streams has event ids, and its `retry`.
     pub(crate) fn record_stream_meta(&self, replayable: bool, retry: Option<Duration>) {
         if replayable && self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE == 0 {
             self.stream_meta.fetch_or(REPLAYABLE, Ordering::Relaxed);

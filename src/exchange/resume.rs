@@ -1,9 +1,9 @@
 //! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
 //!
-//! While the inner service is handling the GET, the expiry of these calls' grace periods is deferred, but a pending resume keeps a
-//! call for at most `MAX_RESUME_WAIT` (5 s) past the end of its grace period. Once the inner service has accepted the resume, the response
-//! stream is the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers
-//! 200 even to a resume that it refuses.
+//! While the inner service is handling such a GET, these calls' grace periods do not expire. However, a pending resume cannot extend a
+//! grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes the
+//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to a
+//! resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -27,10 +27,10 @@ use crate::{
 pub(super) enum Accepted {
     /// This exchange attaches no stream.
     ///
-    /// No call or several calls match, the call has ended, or a session manager attaches the stream.
+    /// Either no call or several calls match, or the call has ended, or a session manager attaches the stream.
     Nothing,
     Attached(Attachment),
-    /// The resumed call was cancelled. Its client gets the error, unless the server still sends the answer.
+    /// The resumed call was cancelled. Its client receives the error, unless the server sends the answer after all.
     Cancelled(RequestId, CancelReason),
 }
 
@@ -50,15 +50,15 @@ impl Exchange {
         })
     }
 
-    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
+    /// Lets a call keep running, because its client may have resumed it unobserved.
     ///
-    /// The call is not cancelled even if the loss of its current stream is detected later.
+    /// The call is not cancelled even if the loss of its current stream is detected later. Returns `false` if the call has ended.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
         let now = Instant::now();
-        // Treated like a stream that the server has ended, because no task of this server reads the rest of it.
+        // Treat this like a stream that the server has ended, because no task on this server reads the rest of it.
         let stream_end = self.stream_end(true);
         let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
@@ -80,8 +80,9 @@ impl Exchange {
     }
 }
 
-/// Returns an event id as it appears in the stream, which is UTF-8. A browser's `fetch` sends each of its characters as a single byte
-/// (Latin-1).
+/// Returns an event id as it appears in the stream, which is UTF-8.
+///
+/// A browser's `fetch` sends header values as Latin-1, with a single byte for each character.
 fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
     if str::from_utf8(event_id).is_ok() {
         return Cow::Borrowed(event_id);
@@ -93,8 +94,10 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Starts a resume, which defers the expiry of its calls' grace periods. Returns `None` unless the headers specify exactly one
-    /// event. A field repeated with the same value counts once, because servers read one of them.
+    /// Starts a resume, which keeps its calls' grace periods from expiring.
+    ///
+    /// Returns `None` unless the headers specify exactly one event. The field may be repeated with the same value, because servers read
+    /// one of them.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -109,7 +112,7 @@ impl Resume {
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
-            // Searched in every scope, because it may not be known yet which one issued the session id.
+            // Search every scope, because it may not be known yet which one issued the session id.
             let mut calls = session.candidates_for_event(event_id);
             calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls
@@ -126,7 +129,7 @@ impl Resume {
         self.session.scope.path().is_none()
     }
 
-    /// Handles a resume that the inner service has answered with a stream, and ends it.
+    /// Handles and ends a resume that the inner service has answered with a stream.
     ///
     /// If several calls match, each is marked as maybe resumed.
     pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
@@ -143,7 +146,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // This includes calls with another pending resume, because that one may be refused.
+                // This includes calls with another pending resume, because that resume may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -167,7 +170,9 @@ impl Resume {
         Some(call??.1)
     }
 
-    /// Records why its stream is about to end. A session manager's stream only sees that it is dropped.
+    /// Records why the resumed stream is about to end.
+    ///
+    /// A session manager's stream cannot find this out itself, because it is simply dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
         // A plain drop already means `Disconnected`.
         if cause != DetachCause::Disconnected
@@ -178,7 +183,7 @@ impl Resume {
         }
     }
 
-    /// Restarts its calls' grace periods, because the client has been asked to retry later.
+    /// Restarts the calls' grace periods, because the client has been asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held_calls = lock(&self.held_calls).clone();
@@ -187,9 +192,9 @@ impl Resume {
         }
     }
 
-    /// Ends the resume. The grace periods that it deferred can expire again, unless another resume of their call is pending.
+    /// Ends the resume. Its calls' grace periods can expire again, except for a call with another pending resume.
     ///
-    /// Can be called more than once.
+    /// This can be called more than once.
     pub(super) fn end(&self) {
         let held_calls = mem::take(&mut *lock(&self.held_calls));
         for (id, exchange) in held_calls {

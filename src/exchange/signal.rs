@@ -1,8 +1,8 @@
-//! An exchange's token, and the hooks that fire with it: linked tokens and clean-ups.
+//! An exchange's token, and the hooks that run when it fires: linked tokens and clean-ups.
 //!
-//! 1. The token fires once, for a reason. The reason is set first, then the token fires, and then the hooks run.
-//! 2. A clean-up runs once, only after a cancellation, on its own task and never inside `Drop`. A panic in one clean-up does not affect the
-//!    others. Until it has started, another runtime can take it over.
+//! 1. The token fires at most once, for a reason. First the reason is set, then the token fires, and then the hooks run.
+//! 2. A clean-up runs at most once, and only after a cancellation. It runs on its own task, never inside `Drop`. A panic in one clean-up
+//!    does not affect the others. Until a clean-up has started, it can be moved to another runtime.
 //! 3. If the call has already been cancelled, a new clean-up runs at once. If it has ended in any other way, a new clean-up never runs.
 //! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped to release what they own.
 //! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
@@ -24,7 +24,7 @@ use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
-    /// Whether code outside the crate has the token.
+    /// Whether code outside the crate holds the token.
     is_observed: AtomicBool,
     pending: Mutex<Pending>,
 }
@@ -172,7 +172,7 @@ impl Hook {
         F: Future<Output = ()> + Send + 'static,
     {
         Self::CleanUp(Box::new(|reason| {
-            // The closure is also called on the task, because it may do its work before returning a future.
+            // Call the closure on the task too, because it may do its work before it returns a future.
             Box::pin(async move { clean_up(reason).await })
         }))
     }

@@ -1,4 +1,4 @@
-//! How a call starts, from the request body.
+//! Starting the call that a request body contains.
 
 use std::{
     mem,
@@ -62,7 +62,7 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
-                // A service can refuse a request without reading its body, see `report_unparsed_body`.
+                // The service may have refused the request without reading its body, see `report_unparsed_body`.
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Parsing) {
@@ -109,12 +109,10 @@ impl Exchange {
             .report(&Event::UnparsedBody { why: body.reason });
     }
 
-    /// Reports a body that the layer cannot read, once no session manager will bind the call.
+    /// Reports a body that the layer cannot parse, once no session manager will bind the call.
     ///
-    /// If the inner service `accepted` the request, an open exchange becomes [`Phase::Streaming`].
-    ///
-    /// A body that was dropped before it ended is only reported if the inner service `accepted` the request, because a service can
-    /// refuse a request without reading its body.
+    /// If the inner service has `accepted` the request, an open exchange becomes [`Phase::Streaming`]. A body that was dropped before it
+    /// ended is reported only in that case, because a service can refuse a request without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
         let unparsed = {
             let mut state = self.state();
@@ -214,8 +212,8 @@ impl Exchange {
         let (is_contested, deferred, is_drained) =
             registry.start(id, session_id.as_ref(), |entry, session| {
                 session.start(id, key, self.clone(), deadline);
-                // The session entry is locked, so a thread that finds the call in the session finds it here, and vice versa. `set`,
-                // because `get_or_init` would move the large value once more.
+                // The session entry is locked, so a thread that finds the call in the session also finds it here, and vice versa. This
+                // uses `set`, because `get_or_init` would move the large value once more.
                 let _ = self.call.set(CallRef {
                     info: call,
                     entry: entry.clone(),
@@ -248,7 +246,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the in-flight call that a client's cancellation refers to, whether accepted or not.
+    /// Returns the in-flight call, accepted or not, that a client's cancellation refers to.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
@@ -257,7 +255,7 @@ impl Exchange {
         Some((key, id))
     }
 
-    /// Builds the call in a request that was parsed from the body.
+    /// Builds the call from a parsed request.
     ///
     /// Returns `None` for `initialize`, or if it cannot be determined whether the request belongs to a session.
     fn build_call(&self, request: Request<'_>) -> Option<CallInfo> {
@@ -281,7 +279,7 @@ impl Exchange {
         call.set_session(session);
         call.set_extensions(self.extensions());
         call.set_protocol_version(in_body.or(self.protocol_version()));
-        // This parameter no longer exists from 2026-07-28 on.
+        // Revision 2026-07-28 removed this parameter.
         call.set_task(request.task && revision != Revision::Stateless);
         call.set_cancelled_on_disconnect(revision == Revision::Stateless);
         call.set_policy(self.shared.options.policy_for(&call));

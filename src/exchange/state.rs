@@ -1,4 +1,4 @@
-//! The state of an exchange.
+//! An exchange's state.
 
 use std::{
     any::Any,
@@ -50,12 +50,15 @@ pub(crate) struct Exchange {
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// Whether the request body has ended or been dropped and may still have to be parsed. Checked first, so that most polls need no
-    /// lock.
+    /// Whether the request body has ended or been dropped and may still have to be parsed.
+    ///
+    /// This is checked first, so that most polls do not have to take the lock.
     pub(super) must_parse_body: AtomicBool,
-    /// Whether the call's streams had event ids, and the last `retry`. `response` packs both.
+    /// Whether the call's streams have carried event ids, and the last `retry`.
+    ///
+    /// `response` packs both into one number.
     pub(super) stream_meta: AtomicU32,
-    /// Whether this server has cancelled the call with an error. The error becomes the response.
+    /// Whether this server has cancelled the call with an error, which becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
     /// Whether the call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
@@ -65,7 +68,9 @@ pub(crate) struct Exchange {
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when the call is accepted or ends, or its [`PendingCancel`] becomes known. Created by the first task that waits.
+    /// Notified when the call is accepted or ends, or when its [`PendingCancel`] becomes known.
+    ///
+    /// Created by the first task that waits for it.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
@@ -76,7 +81,7 @@ pub(super) struct CallRef {
     pub(super) entry: Arc<SessionEntry<Exchange>>,
 }
 
-/// What a request may be, judging by its head.
+/// What a request can be, judging by its head.
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancellation of one. A POST that is certainly not JSON is `Other`.
     ///
@@ -100,7 +105,7 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose grace periods it keeps from expiring. There are several if the event id is ambiguous.
+    /// The calls whose grace periods this resume keeps from expiring. There are several if the event id is ambiguous.
     pub(super) held_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
@@ -112,17 +117,17 @@ pub(super) struct ExchangeState {
     pub(super) has_head: bool,
     /// Whether a service inside the layer already has the answer to the request.
     ///
-    /// See contract 5 of `exchange`. May be set before the request is known to carry a call.
+    /// See contract 5 of `exchange`. This can be set before the request is known to carry a call.
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
     /// Whether a session manager has seen the call answered while its client was connected.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of the call is ending. Set where the stream itself only sees that it is dropped.
+    /// Why a resumed stream of the call is ending, if the stream itself cannot see the cause.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a separate call, as the first call has ended.
+    /// The exchange of a later attempt that is a separate call, because the first has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is only a span if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -139,13 +144,13 @@ pub(super) enum LateAnswer {
     /// As far as is known, a stream will deliver the answer.
     #[default]
     Possible,
-    /// A copy of the answer that the transport has sent, held until a stream delivers it.
+    /// A copy of the answer that the transport has sent, stored until a stream delivers it.
     Received(OpaqueMessage),
     /// No stream will deliver the answer any more.
     Closed,
 }
 
-/// A stream of a call. Its owner reports when the stream has ended.
+/// One of a call's streams. The owner of this value reports when the stream has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
@@ -153,15 +158,15 @@ pub(crate) struct Attachment {
     pub(crate) generation: Generation,
 }
 
-/// The dispatch of a call to a session manager, which then observes the call's streams.
+/// How far a call has been dispatched to a session manager, which then observes its streams.
 #[derive(Default)]
 pub(super) enum Dispatch {
     /// No session manager has bound the call.
     #[default]
     NotBound,
-    /// The call is bound, and its request is being dispatched. Cancels are deferred, because they must not overtake the request.
+    /// The call is bound, and its request is being dispatched. Cancellations are deferred, because they must not overtake the request.
     InProgress(Attempts),
-    /// Every attempt has been accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
+    /// Every attempt has been accepted, refused or abandoned. If a deferred cancellation was sent after that, `is_cancelled` is set.
     Done { is_cancelled: bool },
 }
 
@@ -170,20 +175,22 @@ pub(super) enum Dispatch {
 pub(super) struct Attempts {
     /// Number of attempts in progress. There are several if a middleware resends the request.
     pub(super) in_progress: u32,
-    /// Whether the session manager has accepted an attempt or may have accepted one.
+    /// Whether the session manager has accepted, or may have accepted, an attempt.
     pub(super) was_accepted: bool,
-    /// The call's key while an older in-flight call has the same one. The older call keeps the key if the request is refused.
+    /// The call's key, if an older in-flight call still has the same one.
+    ///
+    /// If the request is refused, the older call keeps it.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call is waiting for the pending cancellation of an older call with its request id.
+/// Whether a call waits for the pending cancellation of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// The call is not waiting, so such a cancellation would hit it.
+    /// The call is not waiting, so the older call's cancellation would cancel this call instead.
     None = 0,
-    /// Not known yet, although the call can already be found.
+    /// It is not known yet whether the call is waiting, although the call can already be found.
     Unknown = 1,
     Awaited = 2,
 }
@@ -264,7 +271,7 @@ impl Exchange {
 
     /// Returns `true` if a cancellation may have to be replayed into the inner service.
     ///
-    /// This is the case if the request may carry a session call and no session manager has its session.
+    /// That is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
@@ -280,7 +287,7 @@ impl Exchange {
         self.shared.registry.use_session(self.session.id()?)
     }
 
-    /// Sets the canceller for a call that no session manager binds.
+    /// Sets the canceller to use for a call that no session manager binds.
     pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
         self.state().canceller = Some(replay);
     }
@@ -329,7 +336,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a task is reading a stream of the call in order to observe the call's end.
+    /// Records that a background task is reading one of the call's streams, to see the call end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

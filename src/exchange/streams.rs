@@ -1,11 +1,11 @@
-//! An exchange's open streams, and the error sent on them.
+//! An exchange's open streams, and the error that notifies its client of a cancellation.
 //!
-//! Clients receive this error when this server cancels the call. Before the response head, the response future resolves to it. After
-//! the head, it is sent on every open stream of the call, whether the POST's or a resume's. The inner service's body is dropped before
-//! the client reads the error, so a client that is not reading delays nothing.
+//! The client receives this error when this server cancels the call. If the response head is not ready yet, the response future resolves
+//! to it. Otherwise it is sent on every open stream of the call, whether the stream is the POST's or a resume's. The inner service's body
+//! is dropped before the client reads the error, so a client that is not reading holds nothing up.
 //!
-//! A session manager sees the answer before the layer does, so a drain waits until the stream that carries the answer has ended
-//! ([`DeliveryGuard`]).
+//! This is also where streams are registered for a drain. A session manager sees the answer before the layer does, so a drain waits until
+//! the stream that carries the answer has ended ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -42,8 +42,8 @@ impl Drop for DeliveryGuard {
 impl Exchange {
     /// Adds an open stream to this exchange, or to the exchange whose call this one resumes.
     ///
-    /// A stream that a drain could not find through an in-flight call is also registered. Returns the resumed call's exchange, or
-    /// `None` if the stream does not resume an in-flight call.
+    /// If a drain could not find the stream through an in-flight call, the stream is also registered. Returns the resumed call's
+    /// exchange, or `None` if the stream does not resume an in-flight call.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {
@@ -75,18 +75,18 @@ impl Exchange {
 
     /// Returns `true` if the call has ended.
     ///
-    /// Streams that are still open by then must be registered, so that a drain can find them.
+    /// Streams that are still open at that point must be registered, so that a drain can find them.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
 
     /// Marks the call as ended. Returns `true` if older streams of the call are still open.
     ///
-    /// They could stay open without receiving anything more, because the newest stream has the answer or has lost its client.
+    /// Those could stay open without receiving anything else, because the newest stream has the answer or has lost its client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
-        // Stored after `is_delivering`, so that a thread that sees the end also sees the flag.
+        // Store this after `is_delivering`, so that a thread that sees the call as ended also sees that flag.
         self.has_call_ended.store(true, Ordering::Release);
         state.streams.has_older()
     }
@@ -100,7 +100,7 @@ impl Exchange {
         Some(DeliveryGuard(self.clone()))
     }
 
-    /// Registers the open streams, because a drain could not find them through a call.
+    /// Registers the open streams that a drain could not find through a call.
     #[cold]
     pub(crate) fn register_orphaned_streams(&self) {
         let (mut streams, is_delivering) = {
@@ -117,13 +117,15 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained and the call runs as a task. The drain does not end tasks.
+    /// Returns `true` if the server has been drained and the call runs as a task.
+    ///
+    /// A drain does not end tasks.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
     }
 
-    /// Adds a stream. If the error has already been set, sends it on the stream and closes the stream.
+    /// Adds a stream. If the error has already been set, sends it on this stream and closes the stream.
     fn add_stream(&self, stream: Weak<dyn StreamHandle>) {
         let error = self.state().streams.add(stream);
         if let Some((message, stream)) = error {

@@ -1,7 +1,8 @@
-//! The tap on a response's bytes, for a call that no session manager tracks.
+//! Reading a call's streams as bytes, if no session manager tracks the call.
 //!
-//! A message can be the answer without being recognised, because the body is encoded or the message is a batch. From then on, the end
-//! of the call's last stream ends the call as unknown, whatever the cause, and the call is not cancelled.
+//! Sometimes the layer cannot recognise that a message is the answer, because the body is encoded or the message is a batch. From then on,
+//! losing a stream does not cancel the call. Instead, when its last stream ends, for whatever reason, the call is recorded with an unknown
+//! outcome.
 
 use bytes::Bytes;
 
@@ -18,9 +19,9 @@ use crate::{
 pub(crate) struct Tap {
     format: BodyFormat,
     /// `None` once the answer has passed through.
-    call: Option<Attachment>,
+    attachment: Option<Attachment>,
     events: u32,
-    /// Whether the call ends with the body.
+    /// Whether the body is itself the answer, so that the call ends with it.
     is_answer: bool,
 }
 
@@ -28,27 +29,27 @@ enum BodyFormat {
     Events(Reader),
     /// The answer itself, as JSON.
     Json,
-    /// The body cannot be read.
+    /// A body that cannot be parsed.
     Opaque,
 }
 
 // === impl Tap ===
 
 impl Tap {
-    pub(super) fn new(call: Attachment) -> Self {
-        Self::with_format(BodyFormat::Events(Reader::default()), call)
+    pub(super) fn new(attachment: Attachment) -> Self {
+        Self::with_format(BodyFormat::Events(Reader::default()), attachment)
     }
 
-    /// Creates a tap for a stream that cannot be read and may contain event ids and the answer.
-    pub(super) fn opaque(call: Attachment) -> Self {
-        call.exchange.record_stream_meta(true, None);
-        call.exchange
-            .with_session(|session| session.mark_event_ids_incomplete(call.id));
-        Self::with_format(BodyFormat::Opaque, call)
+    /// Creates a tap for a stream that cannot be parsed. It may contain event ids and the answer.
+    pub(super) fn opaque(attachment: Attachment) -> Self {
+        let exchange = &attachment.exchange;
+        exchange.record_stream_meta(true, None);
+        exchange.with_session(|session| session.mark_event_ids_incomplete(attachment.id));
+        Self::with_format(BodyFormat::Opaque, attachment)
     }
 
     /// Creates a tap for a body that is the answer itself.
-    pub(crate) fn answer(call: Attachment, is_json: bool) -> Self {
+    pub(crate) fn answer(attachment: Attachment, is_json: bool) -> Self {
         let format = if is_json {
             BodyFormat::Json
         } else {
@@ -56,22 +57,22 @@ impl Tap {
         };
         Self {
             is_answer: true,
-            ..Self::with_format(format, call)
+            ..Self::with_format(format, attachment)
         }
     }
 
     /// Creates a tap for an answer that is passed on as an event.
-    pub(crate) fn answer_as_event(call: Attachment) -> Self {
+    pub(crate) fn answer_as_event(attachment: Attachment) -> Self {
         Self {
             is_answer: true,
-            ..Self::new(call)
+            ..Self::new(attachment)
         }
     }
 
-    fn with_format(format: BodyFormat, call: Attachment) -> Self {
+    fn with_format(format: BodyFormat, attachment: Attachment) -> Self {
         Self {
             format,
-            call: Some(call),
+            attachment: Some(attachment),
             events: 0,
             is_answer: false,
         }
@@ -80,7 +81,7 @@ impl Tap {
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
             format,
-            call: attachment,
+            attachment,
             events,
             ..
         } = self;
@@ -95,7 +96,7 @@ impl Tap {
                 return;
             }
             BodyFormat::Opaque => {
-                // An unreadable frame counts as an event.
+                // Count each frame as an event, because it may contain one.
                 *events += 1;
                 if let Some(call) = attachment {
                     call.exchange.set_maybe_answered(true);
@@ -108,7 +109,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send back white space around the id, because it is not part of a header value.
+            // A client cannot send back the white space around an id, because it would not be part of the header value.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange
@@ -140,24 +141,26 @@ impl Tap {
 
     /// Reports the end of the body, unless the answer has already passed through.
     ///
-    /// If the body is the answer itself and was ended by the server, the call completes. Otherwise it has lost a stream.
+    /// If the body is itself the answer and the server has ended it, the call completes. Otherwise the call has lost a stream.
     pub(super) fn finish(self, cause: DetachCause) {
-        let Some(call) = self.call else {
+        let Some(attachment) = self.attachment else {
             return;
         };
         if self.is_answer && cause == DetachCause::EndedByServer {
-            call.exchange.finish(call.id, Outcome::Completed);
+            attachment
+                .exchange
+                .finish(attachment.id, Outcome::Completed);
         } else {
-            let is_empty_resume = self.events == 0 && call.generation != POST_GENERATION;
-            call.detach(cause, is_empty_resume);
+            let is_empty_resume = self.events == 0 && attachment.generation != POST_GENERATION;
+            attachment.detach(cause, is_empty_resume);
         }
     }
 }
 
-/// Hints that a session call's events are read from bytes. If the server is rmcp, its session manager may not be wrapped.
-fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
-    let registry = &call.exchange.shared.registry;
-    let info = call.exchange.call(call.id);
+/// Hints that the session manager may not be wrapped, if event ids look like rmcp's.
+fn emit_session_hint(attachment: &Attachment, event_id: &[u8]) {
+    let registry = &attachment.exchange.shared.registry;
+    let info = attachment.exchange.call(attachment.id);
     if info.is_some_and(|info| info.session().is_some())
         && numbers(event_id).is_some()
         && !registry.hints.was_emitted(Hint::TwoLayers)

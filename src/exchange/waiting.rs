@@ -29,9 +29,9 @@ impl Exchange {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
-    /// Wakes the tasks that are waiting for a change of the call.
+    /// Wakes the tasks that are waiting for the call's state to change.
     ///
-    /// The call has been accepted or has ended, or its [`PendingCancel`] has become known.
+    /// Called when the call has been accepted or has ended, or when its [`PendingCancel`] has become known.
     pub(super) fn notify_changed(&self) {
         // A task that starts waiting after this check sees the new state.
         if let Some(changed) = self.changed.get() {
@@ -44,7 +44,7 @@ impl Exchange {
     /// Called after a session manager has refused to resume the call. rmcp's own manager refuses once it has sent the answer, so the
     /// answer is already on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // The caller checks again either way.
+        // Ignore a timeout, because the caller checks again either way.
         let _ = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;
     }
 

@@ -1,4 +1,4 @@
-//! Reads which request a server's message answers.
+//! Finding out which request a server's message answers.
 
 use super::{Cursor, Params, ParseFailure, parse_id, parse_members};
 use crate::call::RequestId;
@@ -6,23 +6,23 @@ use crate::call::RequestId;
 /// The request that a message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// No request: the server sent a request, a notification, or nothing but white space.
+    /// No request. The message is itself a request or a notification, or nothing but white space.
     Nothing,
     /// The request with this id.
     One(RequestId),
-    /// The message may be the response to an unknown request.
+    /// The message may be a response, but it is not known to which request.
     ///
-    /// [`BadId`] means a response without a usable id. The id `null` stands for a request whose id the server could not read (JSON-RPC
-    /// 2.0, section 5). The other failures are the same as for a POST body.
+    /// [`BadId`] stands for a response without a usable id, such as `null`, which a server sends if it could not read the request's id
+    /// (JSON-RPC 2.0, section 5). The other failures are the same as for a POST body.
     ///
     /// [`BadId`]: ParseFailure::BadId
     Ambiguous(ParseFailure),
 }
 
-/// Reads which request `data`, a complete message, answers.
+/// Returns which request `data`, a complete message, answers.
 ///
-/// The rules are the same as for [`read`](super::read), so that the same text is the same id in both directions. The values of a
-/// message with a `method` are skipped.
+/// The rules are the same as for [`read`](super::read), so that the same text means the same id in both directions. In a message with a
+/// `method`, the values are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
     try_answers(data).unwrap_or_else(Answers::Ambiguous)
 }

@@ -1,17 +1,17 @@
-//! Decodes ids the way rmcp does.
+//! Decoding ids the way rmcp does.
 
 use serde_json::{Number, Value};
 
 use crate::{call::RequestId, envelope::ParseFailure};
 
-/// Decodes an id from its span, to the same value as rmcp 3.9.
+/// Decodes an id from its span. The value is the same as in rmcp 3.9.
 pub(super) fn parse_id(span: &[u8]) -> Result<RequestId, ParseFailure> {
-    // Only strings and numbers reach `serde_json`, because it also reads some objects as numbers if any crate in the build enables its
-    // `arbitrary_precision` or `raw_value`.
+    // Pass only strings and numbers to `serde_json`: if any crate in the build enables its `arbitrary_precision` or `raw_value`, it reads
+    // some objects as numbers, too.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
         return Err(ParseFailure::BadId);
     }
-    // A fast path for almost every id, with the same result as `serde_json`.
+    // Fast path for almost every id, with the same result as `serde_json`.
     if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
@@ -37,12 +37,12 @@ fn digits(span: &[u8]) -> Option<i64> {
     })
 }
 
-/// Returns a number's integer value, or `None` if it is uncertain or not an `i64`.
+/// Returns a number's integer value, or `None` if it is uncertain or does not fit an `i64`.
 ///
-/// An integer in float form only counts below 2^53, because from there on, several integers share one `f64`. One check is stricter than
-/// rmcp's: unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads
-/// `9007199254740991.0` as the integer before it, and `950884728136105.9` as an integer. If `std` parses a different number, so may
-/// the client.
+/// An integer in float form is accepted only below 2^53, because from there on, several integers share one `f64`. It must also be what
+/// `std` parses, which is stricter than rmcp: unless its `float_roundtrip` is enabled, `serde_json` may miss the nearest `f64` by one. For
+/// example, version 1.0.154 reads `9007199254740991.0` as the integer before it, and `950884728136105.9` as an integer. If `std` parses a
+/// different number, so may the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {
