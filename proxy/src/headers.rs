@@ -95,7 +95,7 @@ fn has_zero_weight(range: &[u8]) -> bool {
 }
 
 /// Returns `true` if a body has this media type, whatever its parameters.
-pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
+pub fn has_content_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
 }
@@ -181,12 +181,12 @@ mod tests {
             ("application/jsonp", false),
         ] {
             assert_eq!(
-                is_of_type(&headers(&[("content-type", value)]), JSON),
+                has_content_type(&headers(&[("content-type", value)]), JSON),
                 is_json,
                 "{value}"
             );
         }
-        assert!(!is_of_type(&HeaderMap::new(), JSON));
+        assert!(!has_content_type(&HeaderMap::new(), JSON));
     }
 
     #[test]

@@ -99,7 +99,7 @@ where
 /// # Errors
 ///
 /// Returns an equivalent body if the body is longer than `max` bytes or cannot be read to the end.
-pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
+pub(crate) async fn read_to_end(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut is_data) = (0, true);
     while is_data && length <= max {

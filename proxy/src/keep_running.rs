@@ -36,7 +36,7 @@ use tracing::Instrument as _;
 use crate::{
     config::Config,
     headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
-    http_service::{HttpService, ResponseFuture, read_whole},
+    http_service::{HttpService, ResponseFuture, read_to_end},
     message::{Kind, MAX_BODY, Message, batch},
     refusal,
 };
@@ -189,7 +189,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
+            let (keeps_running, body) = match read_to_end(body, MAX_BODY).await {
                 Ok(body) => (graces.may_contain_kept_call(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
@@ -242,7 +242,7 @@ impl BackgroundCall {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
         tokio::select! {
-            () = self.read_whole() => {}
+            () = self.read_to_end() => {}
             () = cancelled_without_disconnect(token) => {}
             Some(()) = call_timeout => {}
         }
@@ -251,7 +251,7 @@ impl BackgroundCall {
     /// Passes the response on to the client, or discards it once the client has disconnected.
     ///
     /// Marks the call as answered if the client disconnects before it has taken the last frame of a complete response.
-    async fn read_whole(self) {
+    async fn read_to_end(self) {
         let response = match self.response_future.await {
             Ok(response) => response,
             Err(never) => match never {},

@@ -27,8 +27,8 @@ use tracing::warn;
 use crate::{
     config::Config,
     frontend::RequestFilter,
-    headers::{JSON, has_content_coding, is_of_type},
-    http_service::{HttpService, ResponseFuture, read_whole},
+    headers::{JSON, has_content_coding, has_content_type},
+    http_service::{HttpService, ResponseFuture, read_to_end},
     origin::Origin,
 };
 
@@ -121,7 +121,7 @@ impl Rules {
     ///
     /// Metadata that is compressed, too large or incomplete is passed through unchanged, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
-        if !is_of_type(response.headers(), JSON) {
+        if !has_content_type(response.headers(), JSON) {
             return response;
         }
         if has_content_coding(response.headers()) {
@@ -129,7 +129,7 @@ impl Rules {
             return response;
         }
         let (mut head, body) = response.into_parts();
-        let body = match read_whole(body, MAX_METADATA).await {
+        let body = match read_to_end(body, MAX_METADATA).await {
             Ok(body) => body,
             Err(body) => {
                 self.warn("larger than 64 KiB, or incomplete");

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::read::{Read, Reader, data};
 use crate::{
-    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    headers::{EVENT_STREAM, JSON, has_content_coding, has_content_type},
     message::{IdKey, Kind, Message},
     refusal::{self, SERVER_ERROR},
 };
@@ -79,8 +79,10 @@ impl Ping {
     /// of another content type does not accept the client.
     async fn accepts(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
-        let is_stream = is_of_type(&head.headers, EVENT_STREAM);
-        if has_content_coding(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
+        let is_stream = has_content_type(&head.headers, EVENT_STREAM);
+        if has_content_coding(&head.headers)
+            || !(is_stream || has_content_type(&head.headers, JSON))
+        {
             return false;
         }
         let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);

@@ -47,9 +47,9 @@ use super::{
 use crate::{
     headers::{
         EVENT_STREAM, FIRST_REVISION_WITH_PRIMING, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, exactly_one, has_content_coding, has_sessions, is_of_type, same_value,
+        accepts, exactly_one, has_content_coding, has_content_type, has_sessions, same_value,
     },
-    http_service::read_whole,
+    http_service::read_to_end,
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
@@ -223,7 +223,7 @@ where
             return self.forward(request).await;
         }
         let (parts, body) = request.into_parts();
-        let body = match read_whole(body, MAX_BODY).await {
+        let body = match read_to_end(body, MAX_BODY).await {
             Ok(body) => body,
             Err(body) => return self.forward(Request::from_parts(parts, body)).await,
         };
@@ -352,7 +352,7 @@ where
         };
         let (mut head, body) = response.into_parts();
         let is_readable = head.status.is_success()
-            && is_of_type(&head.headers, EVENT_STREAM)
+            && has_content_type(&head.headers, EVENT_STREAM)
             && !has_content_coding(&head.headers);
         if !is_readable {
             return Response::from_parts(head, body);

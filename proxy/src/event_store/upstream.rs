@@ -27,7 +27,7 @@ use super::{
     upstream_resume::{ResumeResponse, UpstreamResume},
 };
 use crate::{
-    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    headers::{EVENT_STREAM, JSON, has_content_coding, has_content_type},
     message::{Scanner, single_line},
 };
 
@@ -147,8 +147,8 @@ where
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_success {
-                    true if is_of_type(&head.headers, EVENT_STREAM) => body,
-                    true if is_of_type(&head.headers, JSON) => {
+                    true if has_content_type(&head.headers, EVENT_STREAM) => body,
+                    true if has_content_type(&head.headers, JSON) => {
                         Box::pin(self.write_json(body)).await;
                         return;
                     }

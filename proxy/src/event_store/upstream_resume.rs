@@ -8,7 +8,7 @@ use tower_service::Service;
 
 use super::credentials::{Credentials, is_harmless};
 use crate::{
-    headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type},
+    headers::{EVENT_STREAM, LAST_EVENT_ID, has_content_type},
     origin::ClientConnection,
 };
 
@@ -109,7 +109,7 @@ where
         };
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ResumeResponse::Unauthorized,
-            status if status.is_success() && is_of_type(response.headers(), EVENT_STREAM) => {
+            status if status.is_success() && has_content_type(response.headers(), EVENT_STREAM) => {
                 ResumeResponse::Events(response.into_body())
             }
             _ => ResumeResponse::Failed,

@@ -35,7 +35,7 @@ use crate::{
     event_store::{Call, EventStore},
     headers::{
         EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, is_of_type, single,
+        accepts, has_content_type, single,
     },
     lock::lock,
     message::{Kind, MAX_BODY, Message, single_line},
@@ -193,7 +193,7 @@ impl Stdio {
             let text = "the client must accept both application/json and text/event-stream";
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
-        if !is_of_type(&parts.headers, JSON) {
+        if !has_content_type(&parts.headers, JSON) {
             let text = "the content type must be application/json";
             return refusal::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
         }
