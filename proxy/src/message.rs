@@ -345,7 +345,7 @@ impl IdKey {
         }))
     }
 
-    /// Returns `true` if the two are equal, or if one is the other's [counterpart](Self::counterpart).
+    /// Returns `true` if the two are equal or [counterparts](Self::counterpart).
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)

@@ -52,7 +52,9 @@ pub(crate) struct Origin(Box<str>);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StreamName(u128);
 
-/// The stream and event that an id with our prefix refers to, or `None` if no store can have issued the id.
+/// What an id with an event store's prefix refers to: a stream and an event's number.
+///
+/// `None` if no store can have issued the id.
 pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
@@ -91,7 +93,9 @@ impl Event {
         self
     }
 
-    /// Creates an event with the reconnect delay but no message, so that a client has an id to resume from.
+    /// Creates an event without a message, which gives a client an id to resume from.
+    ///
+    /// It also sets the client's reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::from_lines(lines.into_bytes(), Weight::Kept)

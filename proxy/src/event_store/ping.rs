@@ -38,7 +38,9 @@ const NO_SUCH_METHOD: i64 = -32601;
 // === impl Ping ===
 
 impl Ping {
-    /// Creates a `ping` with a random id, so that no other proxy in front of the server uses the same one.
+    /// Creates a `ping` with a random id.
+    ///
+    /// This ensures that no other proxy in front of the server uses the same one.
     pub(super) fn new() -> Self {
         // If the random number generator fails, no stream can be opened, so there is nothing to resume.
         let random = getrandom::u64().unwrap_or_default();
@@ -52,7 +54,7 @@ impl Ping {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response for a client that the server refuses, or `None` if it accepts the client.
+    /// Returns the response to a client that the server refuses, or `None` if it accepts it.
     ///
     /// An answer without a success status is returned unchanged. Any other refusal is turned into a 403, and so is an answer
     /// whose body takes longer than [`ANSWER_TIMEOUT`].

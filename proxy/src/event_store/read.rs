@@ -31,7 +31,9 @@ pub(crate) struct Reader {
     /// Those of the current event's lines that will be forwarded, as far as they have been read.
     lines: Vec<u8>,
     line: Line,
-    /// Whether the last byte was a carriage return, so that a line feed now would be part of the same line ending.
+    /// Whether the last byte was a carriage return.
+    ///
+    /// If so, a line feed is part of the same line ending.
     is_after_cr: bool,
     /// How many bytes of the byte order mark have been read.
     ///
@@ -82,7 +84,7 @@ pub(crate) enum Read {
 // === impl Reader ===
 
 impl Reader {
-    /// Reads up to the end of the next event with data, and advances `bytes` past what it has read.
+    /// Reads up to the end of the next event with data, and advances `bytes` to what follows.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
             if self.skip_bom(*first) || (mem::take(&mut self.is_after_cr) && *first == b'\n') {

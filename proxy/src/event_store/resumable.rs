@@ -2,7 +2,7 @@
 //!
 //! | request | what the service does |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | reads the server's event stream into the event store, and sends the client the events from there |
+//! | POST of a call in a session, before revision 2026-07-28 | stores the server's events, and sends them to the client from there |
 //! | POST of `initialize` | forwards it, and starts the session |
 //! | POST of `notifications/cancelled` | forwards it; if the server accepts it, closes the server's stream for that call 1 s later |
 //! | GET with an event id issued by the event store | answers it from the event store |
@@ -175,7 +175,7 @@ where
         }
     }
 
-    /// Forwards a session's request unchanged, and stores its credentials if the server accepts it.
+    /// Forwards a session's request unchanged. If it is accepted, stores its credentials.
     async fn forward_in_session(
         &mut self,
         session: Option<Session>,
@@ -405,7 +405,7 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     Request::from_parts(head, Body::from(ping))
 }
 
-/// Returns `true` if the request's revision has sessions, or if the request does not state one.
+/// Returns `true` if the request's revision has sessions, or if it states no revision.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;

@@ -41,8 +41,7 @@ pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that was cut off at an arbitrary byte while its reader was taking it.
 ///
-/// A client then sees an event of an unknown type. If no part of the cut-off event was sent, it sees a comment and an event
-/// without data.
+/// A client then sees an event of an unknown type or, if none of it was sent, a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -148,7 +147,7 @@ pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// The reader that was taking the event has detached, there was no reader, or the ring has ended.
+    /// The event's reader has detached, there was no reader, or the ring has ended.
     NoReader,
 }
 
@@ -234,8 +233,7 @@ impl Ring {
 
     /// Adds an event that is covered by the stream's own reservation.
     ///
-    /// Only the stream's first event and an error that ends the stream are. Does nothing if the ring has ended or the call
-    /// has already been answered.
+    /// Only the first event and the error that ends the stream are. Does nothing if the ring has ended or has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -320,7 +318,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event that carries no message, just the id of the event before the reader's position.
+    /// Returns an event that carries no message, just the id before the reader's position.
     ///
     /// Returns `None` if the reader has detached, or if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
@@ -352,13 +350,13 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Returns `true` if the answer is still pending, or if the attached reader still has events to take.
+    /// Returns `true` if the answer is pending, or if the attached reader has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.position < self.next;
         !(self.has_ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
-    /// Returns `true` if there is an answer that no reader has taken yet, and no reader is attached.
+    /// Returns `true` if no reader has taken the answer yet, and none is attached.
     pub(crate) fn has_unread_answer(&self) -> bool {
         let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
         is_unread && self.reader.is_none() && !self.is_cleared
@@ -383,7 +381,7 @@ impl Ring {
         self.readers > 0 && self.reader.is_none()
     }
 
-    /// Returns `true` if the ring has ended, and this reader is attached and has taken everything.
+    /// Returns `true` if the ring has ended and this reader, still attached, has taken all of it.
     pub(crate) fn is_fully_read_by(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
         self.has_ended && reader.is_some_and(|reader| reader.position == self.next)

@@ -44,7 +44,7 @@ pub struct Session(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// Whether the client supports priming events, judging by the revision in one of its requests.
+    /// Whether the client supports priming events, judging by a revision that it has sent.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
@@ -109,7 +109,7 @@ impl Session {
         self.open_stream(None)
     }
 
-    /// Returns the response to a client that opens one of this session's streams without an event id.
+    /// Returns the response to a client that opens one of the streams without an event id.
     ///
     /// The client gets the events that no client has received yet. If there have been earlier ones, a client that supports
     /// priming first gets an event without a message, so that it has an id to resume from.
@@ -131,7 +131,7 @@ impl Session {
         self.0.index.accept_credentials(sent);
     }
 
-    /// Returns the latest accepted credentials, or `None` if there are none or they equal `refused`.
+    /// Returns the latest accepted credentials, unless there are none or they equal `refused`.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
         let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)

@@ -207,7 +207,7 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if an event id was issued by this store, or by another one for the same server.
+    /// Returns `true` if an event id was issued by this or another store for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.parse(event_id).is_some()
     }

@@ -363,7 +363,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as one event, or an error if the JSON is cut off or does not answer the call.
+    /// Writes a JSON answer as one event, or an error if it is cut off or not an answer.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -389,7 +389,7 @@ where
         }
     }
 
-    /// Writes any other response as an error: the JSON-RPC error in its body or, if there is none, its status.
+    /// Writes any other response as an error: its body's JSON-RPC error, or else its status.
     async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await

@@ -88,7 +88,9 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Like [`answers`](Self::answers), for text that is only a message if it contains `"jsonrpc": "2.0"`.
+    /// Like [`answers`](Self::answers), for text that may be something other than a message.
+    ///
+    /// Returns `None` unless the text contains `"jsonrpc": "2.0"`.
     pub(crate) fn answers_with_version(self) -> Option<IdKey> {
         if self.has_version() {
             self.answers()

@@ -49,7 +49,7 @@ fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<S
     (count > 0).then_some(result)
 }
 
-/// Returns `true` if the text before a quoted string ends with the parameter's name and an equals sign.
+/// Returns `true` if the text before a quoted string ends with the parameter's name and `=`.
 fn is_parameter(before: &str) -> bool {
     let Some(before) = before.trim_end().strip_suffix('=') else {
         return false;

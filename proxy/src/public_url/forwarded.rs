@@ -1,4 +1,4 @@
-//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: the client's address, and the host and scheme it used.
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address, and the origin it used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -66,7 +66,7 @@ impl Forwarded {
         }
     }
 
-    /// Strips an untrusted client's headers, and returns the ones that the server gets in their place.
+    /// Strips an untrusted client's headers, and returns the ones that the server gets instead.
     ///
     /// A trusted client's headers stay in the request, except for those with addresses, which are included in the result
     /// instead. The result contains the public origin if `--public-url` or a trusted client provides it.
@@ -213,7 +213,9 @@ fn join_values(headers: &HeaderMap, name: &HeaderName) -> String {
     fields.join(", ")
 }
 
-/// Converts a client in `X-Forwarded-For` to a node in `Forwarded`, or `unknown` if it is no address.
+/// Converts a client in `X-Forwarded-For` to a node in `Forwarded`.
+///
+/// A client that is not an address becomes `unknown`.
 fn node(client: &str) -> String {
     let address = client.trim_start_matches('[').trim_end_matches(']').parse();
     let address = address.or_else(|_| client.parse().map(|address: SocketAddr| address.ip()));

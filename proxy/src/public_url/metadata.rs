@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::origin::Origin;
 
-/// Headers that describe a body's exact bytes, which makes them wrong once it has been rewritten.
+/// Headers that describe a body's exact bytes, so they are wrong once it has been rewritten.
 pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     header::ACCEPT_RANGES,
     header::CONTENT_LENGTH,

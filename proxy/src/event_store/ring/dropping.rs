@@ -22,7 +22,7 @@ impl Ring {
         oldest.is_some_and(|index| self.remove(index))
     }
 
-    /// Drops the oldest notification that the reader has taken, or else the oldest event that it has taken.
+    /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
     /// Requests are kept longer than notifications, because a server does not repeat a request that was lost along with the
     /// client's connection. Returns `false` if no reader is attached, or if it has taken none of the events that are still in the ring.

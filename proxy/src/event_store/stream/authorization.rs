@@ -1,4 +1,4 @@
-//! Decides which clients may resume a stream, based on the credentials that the server accepted last.
+//! Decides which clients may resume a stream, based on the latest accepted credentials.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has since refused them.
 //! 2. Any other credentials are checked with the server first. During the check, the call must not be cancelled as an orphan.
@@ -42,7 +42,7 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials, and waits until it accepts some again.
+    /// Records that the server has refused these credentials, and waits until it accepts some.
     ///
     /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
     /// credentials again, even if they are the same, or immediately if `refused` is `None` or no longer the latest. If the

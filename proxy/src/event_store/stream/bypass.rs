@@ -11,7 +11,7 @@ use crate::event_store::{
 // === impl Stream ===
 
 impl Stream {
-    /// Waits until the reader has taken all earlier events, and then starts an event that bypasses the ring.
+    /// Starts an event that bypasses the ring, once the reader has taken all earlier events.
     ///
     /// If there is no reader, this returns immediately, and the event is lost.
     pub(in crate::event_store) async fn begin_bypass(&self) {
@@ -23,7 +23,7 @@ impl Stream {
             .await;
     }
 
-    /// Sends some bytes of the bypassing event, and returns `true` once the reader has taken them.
+    /// Sends part of the bypassing event, and returns `true` once the reader has taken it.
     ///
     /// Returns `false` if the reader has detached, if there was no reader, or if the stream has ended.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {

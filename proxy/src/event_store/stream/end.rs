@@ -72,7 +72,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error sent by the server, given as JSON text, and ends the stream.
+    /// Answers the call with the server's own error, given as JSON text, and ends the stream.
     pub(in crate::event_store) fn end_with_server_error(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error_from_json(id, error)).is_ok()

@@ -219,10 +219,10 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Evicts the session's oldest evictable stream or, if the shared budget is exhausted, the oldest of any session.
+    /// Evicts the session's oldest evictable stream.
     ///
-    /// If the shared budget is exhausted and no stream can be evicted, makes room across all sessions instead. Returns `false`
-    /// if nothing was freed.
+    /// If the shared budget is exhausted, evicts the oldest of any session. If there is none, makes room across all sessions
+    /// instead. Returns `false` if nothing was freed.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {
