@@ -298,7 +298,7 @@ impl Upstream {
         )
     }
 
-    /// Returns the response to a failed request: a refusal if its body can't be read, or else 502.
+    /// Returns the response to a failed request: a refusal if its body can't be read, else 502.
     async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
         if let Some(refused) = refusal::for_body_error(error) {
             return refused;
@@ -346,7 +346,7 @@ impl Upstream {
         (!may_have_parent_segment).then_some(path)
     }
 
-    /// Returns `true` if a path is the endpoint's or below it, and is not that of the origin's metadata.
+    /// Returns `true` if a path is the endpoint's or below it, and not the origin's metadata.
     fn serves_endpoint(&self, path: &str) -> bool {
         let endpoint = self.endpoint.path();
         let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);

@@ -13,7 +13,7 @@ pub(super) struct Redirect<'a>(&'a HeaderValue);
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns a response's redirect, or `None` if the response is no redirect or has no `Location`.
+    /// Returns a response's redirect, or `None` if it is no redirect or has no `Location`.
     pub(super) fn from_head(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
