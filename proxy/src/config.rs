@@ -43,7 +43,7 @@ const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of the grace period to the reconnect delay.
 ///
-/// It leaves time for two attempts to resume, and for the requests themselves.
+/// This allows for two attempts to resume, and for the time that requests take.
 const RETRY_DIVISOR: u32 = 4;
 
 /// The shortest grace period that the proxy accepts without a warning.
