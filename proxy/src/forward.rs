@@ -415,7 +415,7 @@ impl fmt::Display for UpstreamError {
                 f.write_str("the upstream must be a URL such as http://127.0.0.1:9000/mcp")
             }
             Self::Certificates(error) => {
-                write!(f, "cannot read the certificates of this machine: {error}")
+                write!(f, "cannot read this machine's certificates: {error}")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Keeps calls running whose client has disconnected, if no disconnect may cancel them.
+//! Keeps calls running after a disconnect, if no disconnect may cancel them.
 //!
 //! These are calls without a session, either to tools in `--exempt` or with the grace period `never`. A server without sessions
 //! treats a closed connection as a cancellation. To keep the connection open, a task reads the response to such a call until it

@@ -329,7 +329,7 @@ fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
     match (server, connected) {
         (Server::Stdio(_), _) => String::new(),
         (_, Ok(())) => ", which accepts connections".to_owned(),
-        (_, Err(error)) => format!(", which accepts no connections yet ({error})"),
+        (_, Err(error)) => format!(", which is not accepting connections yet ({error})"),
     }
 }
 

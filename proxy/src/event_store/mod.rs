@@ -11,9 +11,10 @@
 //!    are events that have already been sent to the attached client, with requests and answers last. A comment in the
 //!    stream states how many events were dropped. Nothing else is ever dropped: as long as a client is attached, the writer
 //!    waits for it to read more, and without a client the call ends with an error.
-//! 3. **Retention.** A stream is kept for another 60 s after it ends (the default). It may be evicted earlier if its client
-//!    has read all of it or its call was cancelled. When a session is closed while a client is reading one of its streams,
-//!    the client still gets the remaining events, with an error in place of a missing answer.
+//! 3. **Retention.** By default, a stream is kept for another 60 s after it ends. If room is needed, it may be evicted
+//!    earlier, provided that its client has read all of it or that its call was cancelled. When a session is closed while a
+//!    client is reading one of its streams, the client still gets the remaining events, with an error in place of a missing
+//!    answer.
 //! 4. **Access.** A stream can only be found within its own session, and only by an event id that contains 128 random bits.
 //!    If the server authenticates a session's clients, [`Resumable`] also has it authenticate every client that resumes.
 //! 5. **One reader.** When a client resumes a stream, its response replaces the one that was reading the stream.

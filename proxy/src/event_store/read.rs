@@ -17,7 +17,7 @@ use crate::message::Scanner;
 
 /// Maximum length of an event id, in bytes. A longer one is ignored.
 ///
-/// To resume, the id has to fit into a header. Each stream's parser can hold three of them.
+/// To resume, the proxy sends the id in a header. Each stream's parser can hold up to three ids.
 pub(super) const MAX_ID: usize = 512;
 
 /// Maximum length of a `retry` value, in bytes.

@@ -2,7 +2,7 @@
 //!
 //! | request | what the service does |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | stores the server's events, and sends them to the client from there |
+//! | POST of a call in a session, before revision 2026-07-28 | reads the server's events into the event store, and sends them from there |
 //! | POST of `initialize` | forwards it, and starts the session |
 //! | POST of `notifications/cancelled` | forwards it; if the server accepts it, closes the server's stream for that call 1 s later |
 //! | GET with an event id issued by the event store | answers it from the event store |

@@ -233,7 +233,7 @@ impl Ring {
 
     /// Adds an event that is covered by the stream's own reservation.
     ///
-    /// Only the first event and the error that ends the stream are. Does nothing if the ring has ended or has an answer.
+    /// This is the first event, or the error that ends the stream. Does nothing if the ring has ended or has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -318,7 +318,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event that carries no message, just the id before the reader's position.
+    /// Returns an event that carries just the id of the event before the reader's position.
     ///
     /// Returns `None` if the reader has detached, or if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {

@@ -1,4 +1,4 @@
-//! A session, which opens its streams and finds them again.
+//! A session, which opens streams and looks them up.
 
 use std::{
     fmt,

@@ -86,13 +86,13 @@ impl RequestFilter {
         if !self.is_own_host(&host) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "this is not the Host of this proxy, see --allow-host\n",
+                "this Host is not one of this proxy's names, see --allow-host\n",
             ));
         }
         if !self.allows_origin(&request.headers) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "pages of this Origin may not call, see --allow-origin\n",
+                "pages from this Origin may not call the server, see --allow-origin\n",
             ));
         }
         if length(&request.headers).is_some_and(|length| length > body_size as u64) {

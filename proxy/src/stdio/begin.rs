@@ -92,7 +92,7 @@ impl Stdio {
             ))
         };
         let session_id = new_id()
-            .map_err(|_| start_failed("the system has no random numbers for a session id"))?;
+            .map_err(|_| start_failed("the system could not generate a random session id"))?;
         let requested_revision = message.params().protocol_version;
         let streams = inner.store.begin(
             &session_id,

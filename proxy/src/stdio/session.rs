@@ -66,7 +66,7 @@ pub(super) struct State {
     pub(super) last_used: Instant,
     /// Number of requests that are currently using the session.
     requests: usize,
-    /// How many clients had disconnected from the standalone stream when the last request ended.
+    /// The standalone stream's disconnect count when the client's last request ended.
     disconnects: u64,
     /// Whether the client has sent anything after `initialize`.
     pub(super) was_used: bool,

@@ -1,4 +1,4 @@
-//! Queries that a stream answers about its state.
+//! Queries about a stream's state.
 
 use std::time::Duration;
 

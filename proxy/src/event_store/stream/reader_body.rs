@@ -54,7 +54,7 @@ impl Stream {
     }
 }
 
-/// Returns an event stream response that intermediaries are asked not to cache or buffer.
+/// Returns an event stream response, with headers that forbid caching and buffering.
 fn event_stream(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
