@@ -109,13 +109,13 @@ impl Signals {
         Ok(Self(streams.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal whose effect `counts` accepts, and logs any others as ignored.
-    async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
+    /// Waits for the next signal whose effect passes `filter`, and logs any others as ignored.
+    async fn next(&mut self, filter: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for stream in &mut self.0 {
                 while let Poll::Ready(Some(())) = stream.signal.poll_recv(cx) {
                     let name = stream.name;
-                    if counts(stream.effect) {
+                    if filter(stream.effect) {
                         return Poll::Ready(name);
                     }
                     info!(signal = name, "signal ignored");

@@ -4,7 +4,7 @@
 //! about a call contain its number. Text sent by a client or a server is logged on one line, truncated and without control
 //! characters.
 //!
-//! A thread of its own writes the lines. If standard error is closed or full, or if it is not being read, lines are dropped and
+//! A dedicated thread writes the lines. If standard error is closed or full, or if it is not being read, lines are dropped and
 //! counted.
 
 use std::{

@@ -1,4 +1,4 @@
-//! A request body that is limited in time, and in the memory it shares with other bodies.
+//! Limits how long a request body may take, and how much memory all bodies take up together.
 //!
 //! All bodies received on a listener share one capacity. A body takes capacity for every byte that it reads, and only returns it
 //! when it is dropped. If there is not enough capacity left, the body fails right away instead of waiting. Otherwise, bodies that
