@@ -1,18 +1,18 @@
-//! The operator pages, on a separate address: health, metrics and calls in flight.
+//! The operator pages, on an address of their own: health, metrics and calls in flight.
 //!
-//! | path | |
+//! | path | what it does |
 //! |---|---|
-//! | `/healthz` | 200 while the program is running |
-//! | `/readyz` | 200, or 503 during the shutdown and while the upstream accepts no connections (`--ready-upstream`) |
-//! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
+//! | `/healthz` | returns 200 while the program is running |
+//! | `/readyz` | returns 503 during the shutdown and, with `--ready-upstream`, while the upstream accepts no connections; otherwise 200 |
+//! | `/metrics` | returns the layer's and the proxy's metrics, for Prometheus |
 //! | `/` | links to these pages |
-//! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
-//! | `/calls/{id}/cancel` | cancels a call for a script, with the token from `--admin-token` |
-//! | `/sessions`, `/sessions.json` | a command's sessions, with their age and last use |
+//! | `/calls`, `/calls.json` | lists the calls in flight; the page has a button to cancel a call |
+//! | `/calls/{id}/cancel` | lets a script cancel a call, with the token from `--admin-token` |
+//! | `/sessions`, `/sessions.json` | lists a command's sessions, with their age and last use |
 //!
-//! `Host` must be a name of this host, one of `--allow-host`, or an IP address, and connections are limited. On a loopback
-//! address, the calls and sessions are shown without a token. On any other address they require the token, because otherwise only this
-//! machine may cancel calls. Health and metrics never require it.
+//! `Host` must be one of this host's names, one of `--allow-host`, or an IP address. The number of connections is limited. On a
+//! loopback address, the calls and sessions are shown without a token. On any other address they require the token, because
+//! without it, only this machine may cancel calls. Health and metrics never require the token.
 
 use std::{
     future::pending,
@@ -44,7 +44,7 @@ use crate::{
     server::Server,
 };
 
-// `calls_page` is a symbolic link to the module in the library's example, so that there is only one copy.
+// `calls_page` is a symbolic link to a module in the library's example, so that there is only one copy of it.
 mod calls_page;
 mod scripts;
 mod session_metrics;
@@ -52,7 +52,7 @@ mod sessions_page;
 
 use self::calls_page::Page;
 
-/// How often metrics are moved out of their buffers. A scrape moves them as well.
+/// How often metrics are moved out of their buffers. Each scrape does so as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of operator connections.
@@ -60,12 +60,12 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// Maximum size of an operator's request body.
 ///
-/// The button that cancels a call sends less than 100 bytes.
+/// The button that cancels a call sends fewer than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
 /// Maximum lifetime of an operator connection.
 ///
-/// This way, a client that is not reading cannot hold on to its connection.
+/// This keeps a client that is not reading from holding on to its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
 /// How long `/readyz` waits for a connection to the upstream. Kubernetes' probes wait for 1 s.
@@ -75,7 +75,7 @@ const READY_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
 
-/// The state shown by the pages.
+/// What the pages show and act on.
 #[derive(Debug, Clone)]
 pub struct AdminState {
     /// The calls in flight.
@@ -88,7 +88,7 @@ pub struct AdminState {
     pub options: Operators,
 }
 
-/// The listener for operators, and the pages that it serves.
+/// The listener for operators, and the pages it serves.
 #[derive(Debug)]
 pub struct Admin {
     frontend: Frontend,
@@ -120,11 +120,11 @@ impl Default for Readiness {
 impl Admin {
     /// Listens on an address, and installs this process's metrics recorder.
     ///
-    /// All instances in a process share the recorder.
+    /// All instances in a process share one recorder.
     ///
     /// # Errors
     ///
-    /// Returns an error if the proxy cannot listen, or if another recorder has already been installed.
+    /// Returns an error if the proxy can't listen on the address, or if another recorder has already been installed.
     pub async fn bind(
         address: SocketAddr,
         filter: RequestFilter,
@@ -163,7 +163,7 @@ impl Admin {
             }
         };
         tokio::select! {
-            // Never completes, because its shutdown signal is never sent.
+            // This never completes, because `pending()` never starts its shutdown.
             () = self.frontend.serve(self.router, pending()) => {}
             () = upkeep => {}
         }
@@ -200,7 +200,7 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
     }
 }
 
-/// Returns the page at `/`. It only links to pages that a browser can open on this address.
+/// Returns the page at `/`. It links only to pages that a browser can open on this address.
 fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
@@ -294,7 +294,7 @@ fn metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
 }
 
-/// Returns this process's metrics recorder, which the first call installs.
+/// Returns this process's metrics recorder. The first call installs it.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut installed = lock(&RECORDER);

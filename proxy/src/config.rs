@@ -1,7 +1,7 @@
 //! Reads options from the command line, the environment and a file.
 //!
-//! Each option is declared once, in [`Config`]. Its name has the prefix `MCP_PROXY_` in the environment, and none in the file.
-//! Flags override the environment, which in turn overrides the file.
+//! Each option is declared once, in [`Config`]. In the environment its name is prefixed with `MCP_PROXY_`, and in the file it has
+//! no prefix. Flags override the environment, which in turn overrides the file.
 
 use std::{
     ffi::OsString,
@@ -38,17 +38,17 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// Longest reconnect delay that the proxy sends to clients.
+/// The longest reconnect delay that the proxy sends to clients.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of the grace period to the reconnect delay.
 ///
-/// A client may need two attempts to resume, and requests take time.
+/// This allows for two attempts to resume, and for the time that requests take.
 const RETRY_DIVISOR: u32 = 4;
 
-/// Shortest grace period that the proxy accepts without a warning.
+/// The shortest grace period that the proxy accepts without a warning.
 ///
-/// SDKs that have received no `retry` resume after 1 s, and may need two attempts.
+/// SDKs that have not received a `retry` resume after 1 s, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// The program's options.
@@ -79,11 +79,11 @@ pub struct Config {
     )]
     pub listen: SocketAddr,
 
-    /// The port of `listen`, a flag that other bridges have.
+    /// The port in `listen`. Hidden, but accepted because other bridges have this flag.
     #[arg(long, hide = true)]
     port: Option<u16>,
 
-    /// The host of `listen`, a flag that other bridges have.
+    /// The host in `listen`. Hidden, but accepted because other bridges have this flag.
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
@@ -241,7 +241,7 @@ impl Config {
 
     /// Reads the same sources, but returns only the address for operators, if any.
     ///
-    /// Each option must be valid, but the configuration may lack a server or have conflicting options.
+    /// Each option must be valid, but there may be no server, and options may conflict.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -270,13 +270,13 @@ impl Config {
 
     /// Returns the reconnect delay for clients: a quarter of the shortest grace period.
     ///
-    /// It is at most [`MAX_RETRY`]. The shortest grace period determines it, because a client uses the same delay for all its streams.
+    /// It is based on the shortest one because a client uses the same delay for all of its streams, and is at most [`MAX_RETRY`].
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// Returns the grace periods that are times, each with its tool, or `None` for the default grace period.
+    /// Returns the grace periods that are times, each with its tool (`None` for the default).
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let tool_graces = self.tool_grace.iter();
         let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));
@@ -312,7 +312,7 @@ impl Config {
         }
     }
 
-    /// Checks for options that conflict, and for options that lack another one they require.
+    /// Checks for options that conflict, and for options that require another one.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
@@ -359,9 +359,9 @@ impl Config {
 }
 
 /// Returns `true` if it is impossible to listen on both addresses at the same time.
-fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
-    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
-    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let is_any = a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || is_any)
 }
 
 fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
@@ -370,7 +370,7 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         Err(error) => error,
     };
     match (error.kind(), entry::hint(&error)) {
-        // The help includes the variables and the sub-commands.
+        // Include the environment variables and the sub-commands in the help.
         (ErrorKind::DisplayHelp, _) => Ok(documented_command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Usage(hint.to_owned())),
         (_, None) => Err(entry::redact_secrets(error).into()),
@@ -387,7 +387,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds another source's entries for options that the arguments do not set.
+/// Adds another source's entries for those options that are not set in the arguments.
 fn add_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
@@ -406,7 +406,7 @@ fn add_defaults(
     Ok(merged)
 }
 
-/// Returns `true` if an argument sets the option, or another option that replaces it.
+/// Returns `true` if the option is set in the arguments, or another option that replaces it.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));
@@ -419,13 +419,13 @@ fn is_set(matches: &ArgMatches, option: &str) -> bool {
     }
 }
 
-/// Returns `true` if the option is a switch that is turned off.
+/// Returns `true` if the option is a switch and is turned off.
 fn is_off(matches: &ArgMatches, option: &str) -> bool {
     let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
 }
 
-/// Returns the clap command without environment variables.
+/// Returns the clap command, without support for environment variables.
 fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }

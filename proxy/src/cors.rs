@@ -1,9 +1,9 @@
-//! CORS headers for pages from allowed origins (`--allow-origin`).
+//! Adds CORS headers for pages from allowed origins (`--allow-origin`).
 //!
-//! The headers are those that the [Fetch standard] defines. This layer answers every `OPTIONS` request itself, as a preflight
-//! request. All other responses, whether from the cancellation layer or from the server, get CORS headers that replace the
-//! server's own. The server's `Access-Control-Allow-Credentials` is stripped as well: browsers ignore it next to the origin `*`,
-//! which a server may send, but next to the page's own origin, which this layer sends, it would let the page send cookies.
+//! This layer answers every `OPTIONS` request itself, as a preflight request. In all other responses, whether they were sent by
+//! the cancellation layer or by the server, it replaces the server's CORS headers (as defined in the [Fetch standard]) with its
+//! own. The server's `Access-Control-Allow-Credentials` is stripped. A server that allows the origin `*` may send it safely,
+//! because browsers then ignore it. But this layer allows the page's own origin, so the header would let the page send cookies.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use crate::{config::normal_origin, headers::SESSION_ID, http_service::HttpService};
 
-/// How long a browser may cache the answer to a preflight request. Chromium caps this at 2 h.
+/// How long a browser may cache the response to a preflight request. Chromium caps this at 2 h.
 const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 
 /// The HTTP methods that MCP uses.
@@ -31,7 +31,7 @@ const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 const EXPOSED_HEADERS: [HeaderName; 3] =
     [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
 
-/// The CORS headers of every response except those to preflight requests.
+/// The CORS headers in every response except those to preflight requests.
 const RESPONSE_HEADERS: [HeaderName; 3] = [
     header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
     header::ACCESS_CONTROL_ALLOW_ORIGIN,

@@ -1,22 +1,22 @@
 //! Distributes this process's file descriptors among sessions and connections.
 //!
 //! A command's sessions have priority, because a session keeps its process even after its connections have been closed.
-//! Connections only get a share, so that one client with many connections cannot block the processes and upstream connections of
-//! other clients.
+//! Connections only get a share of the descriptors. That way, a client with many connections can't keep other clients'
+//! processes from starting or their upstream connections from being opened.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Number of descriptors reserved for the program itself.
 ///
-/// They are for the listeners, the runtime, the standard streams, and a process that is being started.
+/// The listeners, the runtime and the standard streams need some, and so does a process that is being started.
 const RESERVED: usize = 48;
 
 /// Number of descriptors per session.
 ///
-/// A session's process has three pipes, and needs more descriptors only while it is starting.
+/// A session's process has three pipes. It only needs more while it is starting.
 const PER_SESSION: usize = 4;
 
-/// Number of client connections for which the limit is raised.
+/// Number of client connections to raise the limit for.
 const CONNECTIONS: usize = 4_096;
 
 /// How this process's descriptors are distributed.
@@ -33,11 +33,11 @@ pub(crate) struct Descriptors {
 impl Descriptors {
     /// Raises this process's soft limit as far as needed and allowed.
     ///
-    /// `sessions` is `None` in front of an upstream.
+    /// `sessions` is `None` if the server is an upstream.
     pub(crate) fn raise(sessions: Option<usize>) -> Self {
         let is_upstream = sessions.is_none();
         let sessions = sessions.unwrap_or(0);
-        // Assumes one upstream connection per client connection.
+        // Assume one upstream connection per client connection.
         let for_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
         let wanted = sessions.saturating_mul(PER_SESSION);
         let wanted = wanted.saturating_add(RESERVED + for_connections);
@@ -62,8 +62,8 @@ impl Descriptors {
 
     /// Returns the maximum number of client connections, which is at least 1.
     ///
-    /// In front of an upstream, this is half of the descriptors. Otherwise it is whatever the sessions do not need, but at least
-    /// a quarter.
+    /// For an upstream, this is half of the descriptors. For a command, it is whatever the sessions leave over, but at least a
+    /// quarter of the descriptors.
     pub(crate) fn connections(self) -> usize {
         let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
@@ -73,7 +73,7 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions that the limit allows, or `None` if it allows all of them.
+    /// Returns how many sessions the descriptors suffice for, or `None` if they suffice for all.
     pub(crate) fn session_limit(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;

@@ -1,18 +1,19 @@
 //! Shuts the program down in bounded time, whatever its clients and servers do.
 //!
-//! 1. `/readyz` starts to return 503. Clients can still resume to get their answers.
-//! 2. Calls may continue for `--drain`. During that time the proxy also waits for clients that are reading kept events, and for
-//!    the calls in `keep_running`. If a disconnected client has an answer waiting, the proxy waits for as long as the client may
-//!    still resume within its reconnect delay. The calls that remain after that are cancelled: their clients get an error, and
-//!    their servers a cancellation.
-//! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
-//!    has an answer in flight. A GET counts as one once it has a response, and any other request once its head has arrived. In
-//!    the meantime the session processes are stopped, within the rest of `SHUTDOWN_TIMEOUT` or within `MIN_PROCESS_TIMEOUT`,
-//!    whichever is longer.
+//! SIGTERM, SIGINT, SIGQUIT or SIGHUP starts the shutdown, which has three steps:
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, in which case the runtime
-//! kills the remaining processes. The exceptions are a second SIGHUP, because a terminal sends several when it closes, and any
-//! signal within 500 ms of the first.
+//! 1. `/readyz` starts returning 503. Clients can still resume to get their answers.
+//! 2. For up to `--drain`, the proxy waits for calls to end. It also waits for clients that are reading stored events, and for
+//!    the calls in `keep_running`. If an answer is waiting for a client that has disconnected, the proxy waits as long as the
+//!    client may still resume within its reconnect delay. Then it cancels the calls that remain: their clients get an error,
+//!    and their servers a cancellation.
+//! 3. The proxy stops accepting connections and closes the open ones. As long as any of them has an answer in flight, they may
+//!    stay open for the rest of `--drain`. A GET has an answer in flight once it has a response, and any other request as soon
+//!    as its head has arrived. Meanwhile, the proxy stops the session processes, within the rest of `SHUTDOWN_TIMEOUT` or within
+//!    `MIN_PROCESS_TIMEOUT`, whichever is longer.
+//!
+//! A second signal stops the program right away, and the runtime then kills the remaining processes. Two kinds of second signal
+//! are ignored: a SIGHUP, because a terminal sends several when it closes, and any signal within 500 ms of the first.
 
 use std::{
     fs,
@@ -33,18 +34,18 @@ use tracing::{info, warn};
 
 /// Time limit for a shutdown. A longer `--drain` extends it.
 ///
-/// Process managers do not kill a program until at least 10 s after their signal.
+/// Process managers wait at least 10 s after their signal before they kill a program.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
-/// Minimum time that session processes have to exit after the drain.
+/// Minimum time for session processes to exit after the drain.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// How long connections have to close gracefully. The proxy then drops those that are not answering.
+/// How long connections have to close gracefully. After that, any without an answer in flight is dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long after the first signal another one is taken for a repeat of it.
+/// How long after the first signal another one is treated as a repeat of it.
 ///
-/// A process manager signals a whole process group, in which a wrapper such as npm then forwards the signal once more.
+/// A process manager may signal a whole process group, and a wrapper in that group, such as npm, then forwards the signal again.
 const REPEAT_WINDOW: Duration = Duration::from_millis(500);
 
 /// How often the shutdown checks whether clients have read their answers.
@@ -67,7 +68,7 @@ enum SignalEffect {
     End,
     /// Starts the shutdown. A second one has no effect.
     Hangup,
-    /// None. Without a handler, the signal would kill the program and leave the session processes running.
+    /// Has no effect. Without a handler, the signal would kill the program but not the session processes.
     Ignored,
 }
 
@@ -78,7 +79,7 @@ pub struct ShutdownSignal(oneshot::Receiver<()>);
 // === impl Signals ===
 
 impl Signals {
-    /// Starts handling the signals. If SIGHUP is ignored at startup, as it is under `nohup`, it stays ignored.
+    /// Starts handling the signals. If SIGHUP is already ignored, as under `nohup`, it stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
             ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
@@ -108,13 +109,13 @@ impl Signals {
         Ok(Self(streams.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal whose effect `counts` accepts, logging any others as ignored.
-    async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
+    /// Waits for the next signal whose effect passes `filter`, and logs any others as ignored.
+    async fn next(&mut self, filter: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for stream in &mut self.0 {
                 while let Poll::Ready(Some(())) = stream.signal.poll_recv(cx) {
                     let name = stream.name;
-                    if counts(stream.effect) {
+                    if filter(stream.effect) {
                         return Poll::Ready(name);
                     }
                     info!(signal = name, "signal ignored");
@@ -127,8 +128,8 @@ impl Signals {
 
     /// Runs the future returned by `serve` until it completes or a second signal stops it.
     ///
-    /// The [`ShutdownSignal`] passed to `serve` completes at the first signal, and `drain` is the time that is logged. A second SIGHUP
-    /// does not stop the future, nor does any signal within 500 ms of the first.
+    /// The first signal completes the [`ShutdownSignal`] passed to `serve`. `drain` is only logged. A second SIGHUP does not stop
+    /// the future, and neither does any signal within 500 ms of the first.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -167,14 +168,16 @@ fn ignores_hangups() -> bool {
     ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
 }
 
-/// Returns the set of ignored signals, or `None` if `status` has none. Bit 0 is signal 1, SIGHUP.
+/// Parses the set of ignored signals from `status`, if it is there. Bit 0 is signal 1, SIGHUP.
 fn ignored_signals(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Returns `true` if a child, which inherits ignored signals, survives SIGHUP. Used if there is no `/proc`.
+/// Returns `true` if a child, which inherits ignored signals, survives SIGHUP.
+///
+/// This is the fallback for systems without `/proc`.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);
@@ -191,7 +194,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // Cannot fail, because the sender is not dropped until it has sent.
+        // This can't fail, because the sender is not dropped until it has sent.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

@@ -1,13 +1,13 @@
 //! Forwards requests to a server that speaks HTTP, and its responses back, as bytes.
 //!
-//! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
-//!    authorization. Nothing in a request can choose another host.
+//! 1. Only configured targets are served: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for
+//!    the server's authorization metadata. No request can choose another host.
 //! 2. Bodies, paths, statuses and headers are passed through unchanged, except for hop-by-hop headers, `Expect`, the configured
-//!    headers, and those set by `public_url`. `Host` is the server's own, because the server may check it. Event streams are
-//!    requested without a content coding, because the proxy has to parse them to find the answer to a call.
-//! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect from the endpoint is either rewritten to point back at the proxy or answered with 502, so that no client
-//!    bypasses the proxy.
+//!    headers, and those set by `public_url`. `Host` is replaced by the server's own, because the server may check it. Event
+//!    streams are requested without a content coding, because the proxy has to parse them to find the answer to a call.
+//! 3. If the server can't be reached or does not answer, the client gets 502 with a JSON-RPC error.
+//! 4. If the endpoint redirects, the redirect is either rewritten to point back at the proxy or answered with 502, so that no
+//!    client bypasses the proxy.
 //! 5. If a response is dropped before it is complete, its connection to the server is closed.
 
 use std::{
@@ -47,7 +47,7 @@ mod redirect;
 mod replayable_body;
 mod small_reads;
 
-/// Path prefix for an origin's metadata, such as its authorization metadata (RFC 8615).
+/// Path prefix for metadata about an origin, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
 /// Hop-by-hop headers, in addition to those listed in `Connection`.
@@ -80,9 +80,9 @@ struct Upstream {
 enum Redirected {
     /// The response is not a redirect, or is passed through unchanged.
     Unchanged,
-    /// To the proxy: `Location` has been rewritten.
+    /// To the proxy. `Location` has been rewritten.
     ToProxy,
-    /// To a target that the proxy does not serve, such as another origin.
+    /// To a target that the proxy does not serve, such as one at another origin.
     External,
 }
 
@@ -90,16 +90,16 @@ enum Redirected {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
-    /// It lacks a scheme or a host.
+    /// The URL has no scheme or no host.
     NotAbsolute,
-    /// The system's root certificates cannot be loaded.
+    /// The system's root certificates can't be loaded.
     Certificates(io::Error),
 }
 
 // === impl Forward ===
 
 impl Forward {
-    /// Creates the service for a server, with `headers` to send with every request.
+    /// Creates the service for a server. `headers` are sent with every request.
     pub fn new(
         upstream: &Uri,
         headers: Vec<(HeaderName, HeaderValue)>,
@@ -149,7 +149,7 @@ impl Service<Request<Body>> for Forward {
     }
 }
 
-/// Formats the URL without its query, which may be secret.
+/// Formats the URL without its query, which may be a secret.
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Upstream {
@@ -173,7 +173,7 @@ impl fmt::Debug for Forward {
 impl Upstream {
     /// Sends a request to the server and returns its response, or an error from the proxy itself.
     ///
-    /// The error is 404 for a path that is not forwarded, a refusal if the request's body cannot be read, and 502 otherwise.
+    /// The error is a 404 for a path that is not forwarded, a refusal if the request's body can't be read, and a 502 otherwise.
     async fn send(&self, request: Request<Body>) -> Response<Body> {
         let Some(uri) = self.target(request.uri()) else {
             return refusal::plain(
@@ -186,7 +186,7 @@ impl Upstream {
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
         let connection = parts.extensions.remove::<ClientConnection>();
-        // Extensions are only for this process, and hyper would keep them alive with the request.
+        // Extensions are only meant for this process, and hyper would keep them alive along with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
@@ -235,7 +235,7 @@ impl Upstream {
             return Redirected::Unchanged;
         };
         let Some(path) = redirect.path_at_origin(requested, public) else {
-            // Authorization metadata may be on another server, which clients contact themselves.
+            // Authorization metadata may be on another server, which clients then contact directly.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External
             } else {
@@ -251,7 +251,7 @@ impl Upstream {
         {
             return Redirected::Unchanged;
         }
-        // These headers describe the body, which is dropped, or might repeat the address with the configured query.
+        // Remove headers that describe the body, which is dropped, or that might repeat the address with the configured query.
         for name in [
             header::CONTENT_LENGTH,
             header::CONTENT_LOCATION,
@@ -266,8 +266,8 @@ impl Upstream {
 
     /// Returns the `Location` at which clients reach a path on the server's origin.
     ///
-    /// The configured query is removed, because [`target`](Self::target) adds it to the next request. Returns `None` if the proxy
-    /// does not serve the path, or if the result would still contain a configured value.
+    /// This does not include the configured query, which [`target`](Self::target) adds to the next request anyway. Returns `None`
+    /// if the proxy does not serve the path, or if the result would still contain one of the configured query's values.
     fn location(&self, target: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(target.path())?;
         let query = match (self.endpoint.query(), target.query()) {
@@ -298,7 +298,7 @@ impl Upstream {
         )
     }
 
-    /// Returns the response to a failed request: 502, or a refusal if its body could not be read.
+    /// Returns the response to a failed request: a refusal if its body can't be read, else 502.
     async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
         if let Some(refused) = refusal::for_body_error(error) {
             return refused;
@@ -317,10 +317,10 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Returns the target for a request to `requested`, or `None` if it is not forwarded.
+    /// Returns the target of a request to `requested`, or `None` if it must not be forwarded.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
-        // A server may redirect between the paths with and without the trailing slash.
+        // Ignore a trailing slash, because a server may redirect between the paths with and without it.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
         let configured = self.endpoint.query().filter(|_| is_endpoint);
         let query = match (configured, requested.query()) {
@@ -336,17 +336,17 @@ impl Upstream {
             .ok()
     }
 
-    /// Returns the path, or `None` if requests to it are not forwarded.
+    /// Returns the path, or `None` if requests to it must not be forwarded.
     fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
-        // Servers resolve `..` differently, so such a path could lead out of the endpoint.
+        // Servers differ in how they resolve `..`, so a path with it might lead out of the endpoint.
         let may_have_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
         (!may_have_parent_segment).then_some(path)
     }
 
-    /// Returns `true` if a path is the endpoint or below it, and is not the origin's metadata.
+    /// Returns `true` if a path is the endpoint's or below it, and not the origin's metadata.
     fn serves_endpoint(&self, path: &str) -> bool {
         let endpoint = self.endpoint.path();
         let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);
@@ -354,20 +354,20 @@ impl Upstream {
     }
 }
 
-/// Returns a request's id as it was written, or `None` for a notification or an ambiguous id.
+/// Returns a request's id as it was written, or `None` if there is none or it is ambiguous.
 fn request_id(text: &[u8]) -> Option<&str> {
     let message = Message::read(text)?;
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is the endpoint's, or starts with it and a slash.
+/// Returns `true` if a path is the endpoint's, or continues it after a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // A length has no meaning next to a transfer coding (RFC 9112, section 6.3), which is removed below.
+    // A length has no meaning if there is also a transfer coding (RFC 9112, section 6.3), which is removed below.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -385,7 +385,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 
 /// Returns `true` if the response head was too large for the HTTP client.
 ///
-/// The client accepts up to 100 fields, and a head that fits into its buffer.
+/// The client accepts up to 100 fields, provided that the head fits into its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
@@ -415,7 +415,7 @@ impl fmt::Display for UpstreamError {
                 f.write_str("the upstream must be a URL such as http://127.0.0.1:9000/mcp")
             }
             Self::Certificates(error) => {
-                write!(f, "cannot read the certificates of this machine: {error}")
+                write!(f, "cannot read this machine's certificates: {error}")
             }
         }
     }

@@ -1,15 +1,15 @@
 //! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. A request's target must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
-//!    HTTP/1 is refused, so a request cannot choose its server.
-//! 2. `Host` must be a name of this host. Otherwise a website could make its own name resolve to this host, and read all answers
-//!    (DNS rebinding). Requests from pages with a foreign `Origin` are refused as well.
-//! 3. A request head is limited to 64 KiB, and a client's body to 4 MiB. A connection's first head must arrive within 10 s, and a
-//!    body must keep making progress. The number of connections and the total size of all bodies are limited as well
+//! 1. A request's target must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. On HTTP/1, an
+//!    absolute URI is refused, so that a request can't choose its server.
+//! 2. `Host` must be one of this host's names. Otherwise, a website could make its own name resolve to this host and read all
+//!    answers (DNS rebinding). Requests from pages with a foreign `Origin` are refused as well.
+//! 3. A request head may have up to 64 KiB, and a client's body up to 4 MiB. A connection's first head must arrive within 10 s,
+//!    and a body must keep making progress. The number of connections and the total size of all bodies are also limited
 //!    ([`FrontendLimits`]).
-//! 4. Each request has its connection's `Peer` in its extensions, so that a disconnect is detected even while hyper is not
-//!    reading.
-//! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
+//! 4. Each request carries its connection's `Peer` in its extensions, so that a disconnect is detected even while hyper is not
+//!    reading from the connection.
+//! 5. An HTTP/2 request's `Cookie` fields are joined into one, as HTTP/1 requires.
 
 use std::{
     convert::Infallible,
@@ -51,7 +51,7 @@ pub use self::request_filter::RequestFilter;
 /// Maximum size of a request head.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// How long a connection's first request head may take. The connection is then closed.
+/// How long a connection's first request head may take before the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a connection may wait for a request head while the connection limit is reached.
@@ -61,34 +61,35 @@ const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
 /// How long a connection may be idle after its first request.
 ///
-/// This is longer than most clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
-/// were to close one first, a POST sent at that very moment would be lost, because it must not be repeated.
+/// Most clients and reverse proxies close an idle connection sooner than this (Caddy after 120 s, Go after 90 s, nginx after
+/// 60 s). If the proxy closed it first, a POST sent at that very moment would be lost, because it must not be repeated.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 
 /// Maximum number of concurrent requests on an HTTP/2 connection.
 ///
-/// This is the maximum number of open calls in a command's session, plus one cancellation or answer for each.
+/// This allows for the maximum number of open calls in a command's session, plus one cancellation or answer for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
 /// How many requests on an HTTP/2 connection may be reset before hyper has accepted them.
 ///
-/// Above this, the connection ends with all its calls. A reverse proxy sends many clients' requests over one connection, and if
-/// the program stalls for a moment, the clients of all [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. hyper's default is
-/// 20. A client that resets its requests on purpose takes up no more memory than with as many requests that it does not reset.
+/// If there are more, the connection is closed, which ends all of its calls. hyper's default of 20 is too low: a reverse proxy
+/// sends many clients' requests over one connection, and if this program stalls for a moment, the clients of all
+/// [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. A client that resets requests on purpose takes up no more memory than
+/// it could without resetting them.
 const MAX_HTTP2_RESETS: usize = MAX_HTTP2_REQUESTS as usize;
 
-/// How long the body of a refused request is read.
+/// How long a refused request's body is read before it is dropped.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of connections, however many descriptors there are.
+/// Maximum number of connections, no matter how many descriptors there are.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
-/// The lifetime of connections that have no lifetime limit, about 136 years.
+/// The lifetime of a connection without a lifetime limit: about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// How much longer than the stall timeout the kernel waits for a client to read.
 ///
-/// This lets the layer close a stalled stream first.
+/// This gives the layer time to close a stalled stream first.
 const STALL_MARGIN: Duration = Duration::from_secs(30);
 
 /// A listener with its filter and its limits.
@@ -107,11 +108,11 @@ pub struct FrontendLimits {
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
-    /// Maximum total size of the bodies that are being received. A request that would exceed it gets 503.
+    /// Maximum total size of the bodies being received. A request that would exceed it gets 503.
     pub bodies: usize,
-    /// Maximum lifetime of a connection, or `None` for no limit. Requests in flight may take `CLOSE_TIMEOUT` longer.
+    /// Maximum lifetime of a connection, or `None` for no limit. Requests in flight get 500 ms more.
     pub lifetime: Option<Duration>,
-    /// How long a client may leave a stream unread, or `None` for no limit. The kernel closes a connection 30 s later.
+    /// How long a client may leave a stream unread, or `None` for no limit. The kernel closes the connection 30 s later.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -130,7 +131,8 @@ struct Shared {
 impl Default for FrontendLimits {
     /// Returns the limits for clients.
     ///
-    /// These are bodies of up to 4 MiB, 64 MiB in total, 1,048,576 connections, no lifetime limit, and a stall timeout of 60 s.
+    /// They allow bodies of up to 4 MiB, 64 MiB in total, and 1,048,576 connections of unlimited lifetime. The stall timeout is
+    /// 60 s.
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
@@ -152,7 +154,7 @@ impl Frontend {
         limits: FrontendLimits,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        // Socket options that the kernel does not support are skipped.
+        // This skips socket options that the kernel does not support.
         let applied = dead_peer(limits.stall_timeout).apply(&listener)?;
         debug!("{applied}");
         Ok(Self {
@@ -169,9 +171,9 @@ impl Frontend {
 
     /// Serves until `stop` completes, then closes the connections.
     ///
-    /// `stop` resolves to how long clients may still wait for answers and read them. Once no answer is in flight, the remaining
-    /// connections are closed within 500 ms. A GET counts as an answer in flight once its response has started, and any other
-    /// request as soon as its head has arrived.
+    /// `stop` resolves to the time for which clients may still wait for answers and read them. Once no answer is in flight, the
+    /// remaining connections are closed within 500 ms. A GET has an answer in flight once its response has started, and any
+    /// other request as soon as its head has arrived.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -195,7 +197,7 @@ impl Frontend {
                 );
             }
             was_full = is_full;
-            // Until there is a permit, the kernel queues further connections.
+            // The kernel queues further connections until there is a permit.
             let accepted = async {
                 let permit = shared.permits.clone().acquire_owned().await;
                 (permit, self.listener.accept().await)
@@ -248,8 +250,8 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` means no limit. The kernel cannot tell a client that is not reading from one that has vanished, so it has to wait
-/// longer than the layer.
+/// `None` means no limit. To the kernel, a client that is not reading looks the same as one that has vanished, so it has to wait
+/// longer than the layer does.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
@@ -258,8 +260,8 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 
 /// Serves a connection until it ends.
 ///
-/// The connection is closed gracefully once the sender of `closed` has been dropped, or once it has been idle or open for too
-/// long. An idle or overdue connection that does not close in time is dropped.
+/// The connection is closed gracefully when the sender of `closed` is dropped, or when the connection has been idle or open for
+/// too long. If an idle or overdue connection does not close in time, it is dropped.
 async fn serve_connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
@@ -278,7 +280,7 @@ async fn serve_connection(
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut service, answers) = (shared.clone(), service.clone(), answers.clone());
-        // A GET only counts once it has a response head, because some servers hold back a stream's head until its first event.
+        // Count a GET only once it has a response head, because some servers hold back a stream's head until its first event.
         let counted_early = answers
             .upgrade()
             .filter(|_| request.method() != Method::GET);
@@ -295,7 +297,7 @@ async fn serve_connection(
     builder
         .http1()
         .timer(TokioTimer::new())
-        // This timeout also runs on idle connections, but those are closed below.
+        // This timeout also applies to idle connections, but those are closed below before it expires.
         .header_read_timeout(IDLE_TIMEOUT + HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD);
     builder
@@ -305,7 +307,7 @@ async fn serve_connection(
         .max_pending_accept_reset_streams(MAX_HTTP2_RESETS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Bounds the wait for the first request head, and the idle time between requests.
+    // Limits the wait for the first request head, and the idle time between requests.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));
@@ -330,8 +332,8 @@ async fn serve_connection(
                     if !is_open {
                         return;
                     }
-                    // After a graceful shutdown, a request that is already on its way is either answered, or can be retried by
-                    // its client.
+                    // With a graceful shutdown, a request that is already on its way is either answered, or its client can retry
+                    // it.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -372,7 +374,7 @@ async fn respond(
             let allow = HeaderValue::from_static(request_filter::ALLOW);
             refused.headers_mut().insert(header::ALLOW, allow);
         }
-        // A client that has sent `Expect` waits before it sends the body.
+        // A client that has sent `Expect` has not sent its body yet.
         if !parts.headers.contains_key(header::EXPECT) {
             discard(body);
         }
@@ -387,10 +389,10 @@ async fn respond(
     service.call(request).await
 }
 
-/// Reads the body of a refused request, for up to 5 s.
+/// Reads a refused request's body and discards it, for up to 5 s.
 ///
-/// A connection that is closed with unread bytes is reset, in which case its client might lose the refusal (RFC 9112, section
-/// 9.6).
+/// If a connection is closed while there are unread bytes, it is reset, and its client might lose the refusal (RFC 9112,
+/// section 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
     tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
@@ -406,7 +408,7 @@ fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
 
 /// Joins the `Cookie` fields into one.
 ///
-/// HTTP/2 may split this header, but HTTP/1 may not (RFC 9113, section 8.2.3).
+/// This header may be split on HTTP/2, but not on HTTP/1 (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let fields = headers.get_all(header::COOKIE).iter();
     let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();

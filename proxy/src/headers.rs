@@ -1,4 +1,4 @@
-//! Reads the headers that matter to the proxy.
+//! Reads the request and response headers that matter to the proxy.
 
 use http::{HeaderMap, HeaderName, header};
 
@@ -13,7 +13,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The first revision whose clients support priming events.
 ///
-/// A priming event has no message, just an id to resume from.
+/// A priming event carries no message, just an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
 /// The first revision without sessions and resumes.
@@ -57,7 +57,7 @@ pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a s
 
 /// Returns `true` if a client accepts this media type.
 ///
-/// If several ranges match it, the most specific one counts (RFC 9110, section 12.5.1).
+/// If several ranges match it, the most specific one decides (RFC 9110, section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let ranges = headers
@@ -95,14 +95,14 @@ fn has_zero_weight(range: &[u8]) -> bool {
 }
 
 /// Returns `true` if a body has this media type, whatever its parameters.
-pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
+pub fn has_content_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
 }
 
 /// Returns `true` if a body has a content coding.
 ///
-/// Neither `identity` nor empty list elements count (RFC 9110, sections 5.6.1 and 8.4.1).
+/// `identity` and empty list elements are ignored (RFC 9110, sections 5.6.1 and 8.4.1).
 pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values
@@ -181,12 +181,12 @@ mod tests {
             ("application/jsonp", false),
         ] {
             assert_eq!(
-                is_of_type(&headers(&[("content-type", value)]), JSON),
+                has_content_type(&headers(&[("content-type", value)]), JSON),
                 is_json,
                 "{value}"
             );
         }
-        assert!(!is_of_type(&HeaderMap::new(), JSON));
+        assert!(!has_content_type(&HeaderMap::new(), JSON));
     }
 
     #[test]

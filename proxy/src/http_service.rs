@@ -1,4 +1,4 @@
-//! The trait that the proxy's services have in common.
+//! The trait that the proxy's services implement, and adapters for services around the layer.
 
 use std::{
     convert::Infallible,
@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// An adapter for a service inside the layer, which converts the layer's bodies to [`Body`].
+/// An adapter for a service inside the layer. It converts the layer's bodies to [`Body`].
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 
@@ -68,7 +68,7 @@ impl<S: HttpService> Service<Request<TeeBody<Body>>> for InnerService<S> {
     }
 }
 
-/// An adapter that turns any service that never fails into an [`HttpService`].
+/// An adapter that turns any infallible service into an [`HttpService`].
 #[derive(Debug, Clone)]
 pub struct OuterService<S>(pub S);
 
@@ -94,19 +94,19 @@ where
 
 // === Bodies ===
 
-/// Reads a whole body, excluding its trailers.
+/// Reads a body to the end, excluding its trailers.
 ///
 /// # Errors
 ///
-/// Returns an equivalent body if the body is longer than `max` bytes or cannot be read to the end.
-pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
+/// If the body is longer than `max` bytes or can't be read to the end, returns a body that yields the same frames.
+pub(crate) async fn read_to_end(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut is_data) = (0, true);
     while is_data && length <= max {
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
-        // Trailers are dropped, just like the hop-by-hop header that announces them.
+        // Drop trailers, as the proxy also drops the hop-by-hop header that announces them.
         if frame.as_ref().is_ok_and(Frame::is_trailers) {
             continue;
         }

@@ -1,9 +1,10 @@
-//! Keeps calls without a session running if no disconnect cancels them.
+//! Keeps calls running after a disconnect, if no disconnect may cancel them.
 //!
-//! These are calls to tools in `--exempt`, and calls whose grace period is `never`. A server without sessions treats a closed connection
-//! as a cancellation of the call, so a task reads the response to such a call until it ends, whether or not the client is still
-//! connected. The task only closes the connection early if the call is cancelled for some reason other than a disconnect, or at
-//! the call timeout. A message that the proxy cannot parse might be such a call, so it is handled as one.
+//! These are calls without a session, either to tools in `--exempt` or with the grace period `never`. A server without sessions
+//! treats a closed connection as a cancellation. To keep the connection open, a task reads the response to such a call until it
+//! ends, whether or not the client is still connected. The task only closes the connection earlier at the call timeout, or if
+//! the call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be such a call, so it
+//! is treated as one.
 
 use std::{
     convert::Infallible,
@@ -36,12 +37,12 @@ use tracing::Instrument as _;
 use crate::{
     config::Config,
     headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
-    http_service::{HttpService, ResponseFuture, read_whole},
+    http_service::{HttpService, ResponseFuture, read_to_end},
     message::{Kind, MAX_BODY, Message, batch},
     refusal,
 };
 
-/// The configured grace period for each tool's calls. Clones share the configuration.
+/// The configured grace periods for the tools' calls. Clones share the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
@@ -54,20 +55,20 @@ pub(crate) struct KeepRunning<S> {
     background_calls: BackgroundCalls,
 }
 
-/// Counts the calls that are read whether or not their clients are connected. Clones share the count.
+/// Counts the calls whose responses are read in the background. Clones share the count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BackgroundCalls(Arc<AtomicUsize>);
 
 /// Counts a call in [`BackgroundCalls`] until it is dropped.
 struct BackgroundCallGuard(BackgroundCalls);
 
-/// A call whose response is read whether or not its client is connected.
+/// A call whose response is read even if its client has disconnected.
 struct BackgroundCall {
     token: CallToken,
     response_future: ResponseFuture,
     /// The call timeout.
     ///
-    /// The layer does not see the end of a call whose client disconnects before the response head.
+    /// The layer can't enforce it, because it does not see the end of a call whose client disconnects before the response head.
     call_timeout: Option<Duration>,
     to_client: oneshot::Sender<Response<Body>>,
     _guard: BackgroundCallGuard,
@@ -100,7 +101,7 @@ impl Graces {
     fn may_contain_kept_call(&self, body: &[u8]) -> bool {
         let messages = batch(body).unwrap_or_else(|| vec![body]);
         messages.into_iter().any(|message| {
-            // The server's parser might accept a message that this one rejects.
+            // The server's parser might accept a message that ours rejects.
             Message::read(message).is_none_or(|message| self.may_be_kept_call(&message))
         })
     }
@@ -111,9 +112,9 @@ impl Graces {
         message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
     }
 
-    /// Reads a call's response in a task of its own and returns it for the client.
+    /// Reads a call's response in a task of its own, and returns it for the client.
     ///
-    /// Returns 503 if the task ends before there is a response head.
+    /// Returns 503 if the task ends before the response head has arrived.
     async fn read_in_background(
         &self,
         token: CallToken,
@@ -130,12 +131,12 @@ impl Graces {
         };
         tokio::spawn(call.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // Clients do not normally get this, because the layer itself answers a call whose token has fired.
+            // A client does not normally see this, because the layer itself answers a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }
 
-    /// Returns `true` if there can be calls that no disconnect cancels.
+    /// Returns `true` if the configuration allows for calls that no disconnect cancels.
     fn any_keeps_running(&self) -> bool {
         let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
         let mut graces = graces.chain([&self.0.grace]);
@@ -146,7 +147,7 @@ impl Graces {
 // === impl KeepRunning ===
 
 impl<S> KeepRunning<S> {
-    /// Wraps a server. This does nothing for a command, whose calls do not end with their connections.
+    /// Wraps a server. Has no effect on a command, whose calls don't end with their connections.
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
@@ -159,7 +160,7 @@ impl<S> KeepRunning<S> {
 
     /// Returns the calls that a shutdown should wait for.
     ///
-    /// The layer only tracks such a call while its client is connected.
+    /// The layer only tracks these calls while their clients are connected.
     pub(crate) fn background_calls(&self) -> BackgroundCalls {
         self.background_calls.clone()
     }
@@ -185,11 +186,11 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         let (graces, token) = (graces.clone(), token.clone());
         let background_calls = self.background_calls.clone();
         let inner = self.inner.clone();
-        // Calls the service that was polled ready, not its clone.
+        // Call the service that has been polled ready rather than its clone.
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
+            let (keeps_running, body) = match read_to_end(body, MAX_BODY).await {
                 Ok(body) => (graces.may_contain_kept_call(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
@@ -235,14 +236,14 @@ impl Drop for BackgroundCallGuard {
 // === impl BackgroundCall ===
 
 impl BackgroundCall {
-    /// Reads the response until it ends, the call is cancelled or the call timeout expires.
+    /// Reads the response until it ends, the call is cancelled, or the call timeout expires.
     ///
-    /// A cancellation that is due to a disconnect is ignored.
+    /// Ignores a cancellation that is due to a disconnect.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
         tokio::select! {
-            () = self.read_whole() => {}
+            () = self.read_to_end() => {}
             () = cancelled_without_disconnect(token) => {}
             Some(()) = call_timeout => {}
         }
@@ -250,8 +251,8 @@ impl BackgroundCall {
 
     /// Passes the response on to the client, or discards it once the client has disconnected.
     ///
-    /// Marks the call as answered if the client disconnects before it has taken the last frame of a complete response.
-    async fn read_whole(self) {
+    /// If the response is complete but the client disconnects before it has taken the last frame, marks the call as answered.
+    async fn read_to_end(self) {
         let response = match self.response_future.await {
             Ok(response) => response,
             Err(never) => match never {},
@@ -271,7 +272,7 @@ impl BackgroundCall {
                 return;
             }
         }
-        // Resolves once the client's response has taken the last frame, or fails if the client has disconnected.
+        // Resolves once the last frame has been taken for the client, or fails if the client has disconnected.
         if frames.reserve().await.is_err() {
             self.token.answered();
         }
@@ -280,7 +281,7 @@ impl BackgroundCall {
 
 /// Waits until a call is cancelled for a reason other than a disconnect.
 ///
-/// If the layer cannot read a request as a call, the request's token fires at a disconnect whatever the grace period.
+/// If the layer can't parse a request as a call, the request's token fires at a disconnect, whatever the grace period is.
 async fn cancelled_without_disconnect(token: CallToken) {
     token.cancelled().await;
     if token.reason() == Some(CancelReason::ClientDisconnected) {

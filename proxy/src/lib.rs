@@ -1,6 +1,6 @@
-//! The proxy that puts [`mcp_cancel_on_disconnect`] in front of an MCP server, as a library.
+//! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server: the proxy, as a library.
 //!
-//! A request takes this path, and its response takes the same path back:
+//! This is a request's path to the server. Its response takes the same path back:
 //!
 //! ```text
 //! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP
@@ -13,18 +13,18 @@
 //! | [`frontend`] | accepts connections and refuses requests that must not reach the server |
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that use stdin and stdout, and serves them over HTTP |
-//! | [`event_store`] | keeps a server's events, for clients that resume |
-//! | [`message`], [`headers`] | read the parts of a message or a request that determine its route |
+//! | [`event_store`] | stores a server's events for clients that resume |
+//! | [`message`], [`headers`] | read whatever the proxy needs in order to route a message or a request |
 //! | [`server`] | passes requests on to the configured server, an upstream or a command |
-//! | [`admin`] | serves health, metrics and calls on another address |
-//! | [`drain`] | shuts down in bounded time |
+//! | [`admin`] | serves the operator pages (health, metrics, calls) on another address |
+//! | [`drain`] | shuts the program down in bounded time |
 //! | [`log`] | writes log lines |
 //! | [`refusal`] | builds the proxy's own responses |
-//! | [`subcommand`] | runs sub-commands: health, manual page, completions |
+//! | [`subcommand`] | runs the sub-commands: health check, manual page, completions |
 //! | [`lock`] | locks a mutex, even after a panic |
-//! | [`http_service`] | defines the trait that the services behind the layer implement |
+//! | [`http_service`] | defines the trait that the proxy's services implement |
 //!
-//! [`Proxy`] assembles them.
+//! [`Proxy`] puts them together.
 
 #[cfg(feature = "program")]
 pub mod admin;

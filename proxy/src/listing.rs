@@ -1,7 +1,7 @@
-//! Reads the server's tool lists, for metrics and to find tools that only an option names.
+//! Reads the server's tool lists, to label metrics and to check the tools named in options.
 //!
-//! The proxy warns about such a tool, because its name may be misspelt or belong to another server. Without metrics, bodies are
-//! no longer copied once a complete list has been read.
+//! If an option names a tool that the server does not list, the proxy logs a warning, because the name may be misspelt or that of
+//! another server's tool. Once a complete list has been read, bodies are only copied if there are metrics.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ use crate::{
 /// Maximum size of a request that is recognised as `tools/list`.
 const MAX_REQUEST: usize = 4 * 1024;
 
-/// A service that reads the tool lists sent by an inner one.
+/// A service that reads the tool lists sent by an inner service.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
@@ -41,17 +41,17 @@ pub(crate) struct Listing<S> {
 #[derive(Debug, Clone)]
 struct Readers {
     unlisted: UnlistedTools,
-    /// The metrics' labels, if there are metrics.
+    /// The labels for metrics, or `None` if there are no metrics.
     labels: Option<ToolNames>,
 }
 
-/// The tools named in options that have not been listed yet.
+/// The tools that are named in options, but have not been listed yet.
 ///
-/// Empty once the last page of the first list has been read.
+/// Empty once the first list has been read to its last page.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// A copy of a body, which is discarded if it exceeds a limit.
+/// A copy of a body. It is discarded if it exceeds a limit.
 #[derive(Debug, Default)]
 struct BodyCopy {
     bytes: Vec<u8>,
@@ -96,7 +96,8 @@ struct Tool<'a> {
 impl<S> Listing<S> {
     /// Creates a service that reads the tool lists sent by `inner`.
     ///
-    /// It warns about tools in `unlisted` that the server does not list, and adds those that it does list to `labels`.
+    /// The service warns about each tool in `unlisted` that the server does not list, and adds all tools that the server does
+    /// list to `labels`.
     pub(crate) fn new(
         inner: S,
         unlisted: impl IntoIterator<Item = String>,
@@ -145,7 +146,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
 // === impl Readers ===
 
 impl Readers {
-    /// Returns `true` if no further lists need to be read.
+    /// Returns `true` if no more lists need to be read.
     fn are_done(&self) -> bool {
         self.labels.is_none() && self.unlisted.is_empty()
     }
@@ -167,7 +168,7 @@ impl UnlistedTools {
         lock(&self.0).is_empty()
     }
 
-    /// Removes a page's tools, and warns about any that are left after the last page.
+    /// Removes a page's tools. After the last page, warns about any that are left.
     fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {
@@ -207,7 +208,7 @@ impl BodyCopy {
 // === impl Page ===
 
 impl Page {
-    /// Adds data. If it completes a list, the list is read before the client receives the data.
+    /// Adds data. If this completes a list, reads the list before the client receives the data.
     fn add(&mut self, data: &Bytes) {
         self.copied.add(data, MAX_BODY);
         let text = self.copied.bytes.as_slice();

@@ -1,9 +1,11 @@
 //! Writes log lines to standard error, as text or as JSON.
 //!
-//! At level info there is a line for each call whose client disconnects or resumes, and for each cancelled call. All lines about
-//! a call have its number. Text from a client or a server is logged on one line, without control characters, and truncated.
+//! At level info, a line is logged each time a call's client disconnects or resumes, and each time a call is cancelled. All lines
+//! about a call contain its number. Text sent by a client or a server is logged on one line, truncated and without control
+//! characters.
 //!
-//! A dedicated thread writes the lines. If standard error is closed, full or not read, lines are dropped and counted.
+//! A dedicated thread writes the lines. If standard error is closed or full, or if it is not being read, lines are dropped and
+//! counted.
 
 use std::{
     env, fmt,
@@ -39,16 +41,16 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// The default filter. `RUST_LOG` adds to it, or replaces it if it has a level for all targets.
+/// The default filter. `RUST_LOG` adds to it, or replaces it if it sets a level for all targets.
 ///
-/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code, and not for users of
-/// a program.
+/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code and no help to users of
+/// the program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
-/// Maximum number of bytes that are logged of a name from a client.
+/// Maximum number of bytes to log of a name sent by a client.
 const MAX_NAME: usize = 128;
 
-/// Maximum number of bytes that are logged of a panic message.
+/// Maximum number of bytes to log of a panic message.
 const MAX_PANIC: usize = 1024;
 
 /// How long writing the last lines may take.
@@ -57,7 +59,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 /// The target for a command's stderr.
 const SERVER_TARGET: &str = "mcp_server";
 
-/// The text format, in which only a command's lines show their target.
+/// The text format. Only the lines written by a command show their target.
 struct Lines {
     proxy: Format,
     server: Format,
@@ -76,8 +78,8 @@ pub struct Log {
 ///
 /// # Errors
 ///
-/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed, and another error if the writer thread or the
-/// export of traces cannot be started.
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and an error of another kind if the writer thread
+/// or the export of traces can't be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
@@ -128,7 +130,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let layer = tracing_subscriber::fmt::layer()
-        // Internal errors are printed with `eprintln!`, which panics if standard error cannot be written to.
+        // Internal errors would be printed with `eprintln!`, which panics if it can't write to standard error.
         .log_internal_errors(false)
         .with_writer(move || queue.clone());
     match format {
@@ -143,7 +145,7 @@ where
     }
 }
 
-/// Prepends the default filter, unless `filter` has a level for all targets.
+/// Prepends the default filter, unless `filter` sets a level for all targets.
 fn prepend_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
@@ -165,7 +167,7 @@ pub fn dropped() -> u64 {
 // === impl Log ===
 
 impl Log {
-    /// Sends the last traces, for up to 500 ms, then waits for the last lines, for up to 200 ms.
+    /// Sends the last traces, for up to 500 ms, and then writes the last lines, for up to 200 ms.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {
@@ -175,10 +177,10 @@ impl Log {
     }
 }
 
-/// Returns an observer that logs events which the layer itself only logs below info.
+/// Returns an observer that logs what the layer itself only logs below level info.
 ///
-/// These are clients that disconnect and resume, calls that complete while their client is away, and requests that cannot be
-/// read. `kept_for` is how long the answer to a call in a session is kept for its client, if it is kept at all.
+/// It logs when a client disconnects or resumes, when a call completes while its client is away, and when a request can't be
+/// parsed. `kept_for` is how long the answer to a call in a session is stored for its client, or `None` if it is not stored.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
     // These are the fields in the layer's own lines.
     macro_rules! log_call {
@@ -219,7 +221,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
             let Some(what) = describe_unparsed(*reason) else {
                 return;
             };
-            // A client might send many of these.
+            // Log each reason only once, because a client might send many of these.
             let is_first = {
                 let mut logged = lock(&logged);
                 let is_first = !logged.contains(reason);
@@ -261,7 +263,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
     }
 }
 
-/// Describes a request that the layer cannot read, but that a server might read as a call.
+/// Describes a request that the layer can't parse, but that a server might accept as a call.
 ///
 /// Returns `None` for any other request.
 fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {

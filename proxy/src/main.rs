@@ -24,12 +24,12 @@ mod demo;
 /// The exit code for configuration errors.
 const USAGE: u8 = 2;
 
-/// How long printing the last line to standard error may take.
+/// How long printing an error to standard error may take.
 const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the runtime may take to drop its tasks, which kills the session processes.
 ///
-/// A blocking name lookup cannot be aborted, so this is also the longest that the exit waits for one.
+/// A blocking name lookup can't be aborted, so this is also the longest that the program waits for one before it exits.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -88,7 +88,7 @@ async fn run() -> ExitCode {
 
 /// Reports a configuration error, or prints the help or the version.
 ///
-/// For a command-line error, the help and the version, this exits the process at once.
+/// For a command-line error, the help and the version, this exits the process right away.
 fn report(error: ConfigError) -> ExitCode {
     if let ConfigError::Options(error) = error {
         error.exit();

@@ -1,11 +1,11 @@
 //! Reads the parts of a JSON-RPC message that the proxy needs in order to route it.
 //!
-//! The proxy forwards messages as bytes. A single pass finds the members that matter for routing, skips all other values, and
-//! keeps ids exactly as they were sent.
+//! The proxy forwards messages as bytes, so it only has to find the few members that matter for routing. A single pass does
+//! that, skips all other values, and keeps ids exactly as they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
-//! 2. **One interpretation.** If a member that the proxy reads is duplicated, the message counts as unreadable, because two
-//!    parsers might disagree about it. If the duplicate is inside the `params`, the message is treated as one without `params`.
+//! 2. **One interpretation.** If a member that the proxy reads is duplicated, [`Message::read`] returns `None`, because two
+//!    parsers might pick different values. If the duplicate is inside the `params`, the message is treated as if it had none.
 //! 3. **Ids are compared by value** ([`IdKey`]), because a server may answer `1.0` with `1`, or `"\u0061"` with `"a"`. A number
 //!    never equals a string.
 //!
@@ -34,7 +34,7 @@ pub(crate) use self::scan::Scanner;
 
 /// Maximum size of a request body.
 ///
-/// The layer and the SDKs' servers have the same limit.
+/// The layer has the same limit, and so do the SDKs' servers.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Maximum number of messages in a batch.
@@ -42,7 +42,7 @@ pub const MAX_BODY: usize = 4 * 1024 * 1024;
 /// This matches the number of calls that a command's session can have open.
 const MAX_BATCH: usize = 1024;
 
-/// The required value of `jsonrpc`, as JSON text.
+/// The value that `jsonrpc` must have, as JSON text.
 const VERSION: &str = r#""2.0""#;
 
 /// A JSON-RPC message.
@@ -50,11 +50,11 @@ const VERSION: &str = r#""2.0""#;
 pub struct Message<'a> {
     /// What kind of message this is.
     pub kind: Kind,
-    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has that id.
+    /// The `id`, as JSON text. This may be `null`, which is the id in the error for a request that can't be parsed.
     pub id: Option<&'a str>,
     /// The `method`, or `None` for a response.
     pub method: Option<Cow<'a, str>>,
-    /// Whether the message contains `"jsonrpc": "2.0"`. Without it, a line of JSON from a server may belong to a log.
+    /// Whether the message contains `"jsonrpc": "2.0"`. Without it, a line of JSON from a server may be log output.
     pub has_version: bool,
     params: Option<&'a RawValue>,
 }
@@ -79,11 +79,11 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// The `protocolVersion` in an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, which is where clients that use revision 2026-07-28 state it.
+    /// The revision in `_meta`, where clients that use revision 2026-07-28 put it.
     pub revision: Option<Cow<'a, str>>,
 }
 
-/// An id or a token, compared and hashed by its value.
+/// An id or a token, compared and hashed by value.
 ///
 /// ```
 /// use mcp_cancel_proxy::message::IdKey;
@@ -99,12 +99,12 @@ pub struct IdKey(Value);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Value {
     Integer(i128),
-    /// A number that is not known to be an integer, exactly as it was written.
+    /// Any other number, exactly as it was written.
     Number(Box<str>),
     Text(Box<str>),
 }
 
-/// A key that two ids share if a server might confuse them.
+/// A key that is the same for any two ids that a server might confuse.
 ///
 /// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -166,7 +166,7 @@ struct Meta<'a> {
     revision: Option<&'a RawValue>,
 }
 
-/// Deserializes a member that is present, even if it is `null`.
+/// Deserializes a member as `Some`, even if it is `null`. An absent member is `None` by default.
 fn deserialize_present<'de, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<&'de RawValue>, D::Error> {
@@ -178,9 +178,9 @@ fn deserialize_presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence,
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
 
-/// Returns `true` if these members make a message a response.
+/// Returns `true` if a message with this `result` and this `error` is a response.
 ///
-/// A response has one of the two, although some servers add the other as `null`.
+/// A response has only one of the two, but some servers also send the other one, as `null`.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -188,9 +188,9 @@ fn is_response(result: Presence, error: Presence) -> bool {
 // === impl Message ===
 
 impl<'a> Message<'a> {
-    /// Reads one message. Returns `None` for any other text, such as a batch.
+    /// Parses a single message. Returns `None` for any other text, such as a batch.
     pub fn read(text: &'a [u8]) -> Option<Self> {
-        // serde would also read a struct from an array, but here an array is a batch.
+        // serde also accepts an array for a struct, but an array is a batch.
         let first = text.trim_ascii_start().first();
         let members: Members<'a> = match first {
             Some(b'{') => serde_json::from_slice(text).ok()?,
@@ -213,7 +213,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` if this is progress or a log message, which may be lost without harm.
+    /// Returns `true` if this is progress or a log message, which does no harm if it is lost.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -231,11 +231,11 @@ impl<'a> Message<'a> {
 
     /// Replaces the `requestId` in the `params` with `id`, and returns the new text.
     ///
-    /// `text` must be the text that this message was read from. Returns `None` if the message has no `requestId`, or already
-    /// has this one.
+    /// `text` must be the text that this message was parsed from. Returns `None` if the message has no `requestId`, or if it
+    /// already has this one.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let old = self.params().request_id.filter(|old| *old != id)?;
-        // The id is borrowed from the text.
+        // This works because the id is borrowed from the text.
         let start = (old.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
         let (before, after) = (text.get(..start)?, text.get(start + old.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
@@ -243,7 +243,7 @@ impl<'a> Message<'a> {
 
     /// Returns the name of the tool that a `tools/call` calls.
     ///
-    /// Returns `None` for any other method, or if the name cannot be read.
+    /// Returns `None` for any other method, or if the name can't be parsed.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -252,11 +252,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads the `params`. Members that are missing or have the wrong type are `None`.
+    /// Parses the `params`. A member that is missing or has the wrong type is `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
-        // In a request, a `progressToken` directly in the params is an ordinary parameter.
+        // In a request, a `progressToken` outside of `_meta` is an ordinary parameter.
         let progress_token = match self.kind {
             Kind::Request => meta.progress_token,
             _ => members.progress_token,
@@ -270,7 +270,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Splits a batch, as defined in revision 2025-03-26, into its messages as they were written.
+/// Splits a batch (revision 2025-03-26) into its messages, each exactly as it was written.
 ///
 /// Returns `None` if the text is not an array of 1 to [`MAX_BATCH`] values.
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
@@ -289,12 +289,12 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if notifications with this method may be lost without harm.
+/// Returns `true` if it does no harm to lose notifications with this method.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
 
-/// A string, which is borrowed if it has no escapes.
+/// A string, borrowed if it contains no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -305,7 +305,7 @@ fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
 
 fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
     let text = value?.get();
-    // serde would also read a struct from an array.
+    // serde also accepts an array for a struct.
     text.starts_with('{')
         .then(|| serde_json::from_str(text).ok())?
 }
@@ -330,9 +330,10 @@ impl IdKey {
         matches!(self.0, Value::Text(_))
     }
 
-    /// Returns the number in this string, or this number as a string.
+    /// Converts a string that contains a number to that number, and a number to a string.
     ///
-    /// Some servers answer `7` with `"7"`, which clients accept. Returns `None` for a string that is not a number.
+    /// This is needed because some servers answer `7` with `"7"`, and clients accept that. Returns `None` for any other
+    /// string.
     pub(crate) fn counterpart(&self) -> Option<Self> {
         Some(Self(match &self.0 {
             Value::Text(text) => match text.as_bytes().first()? {
@@ -344,14 +345,14 @@ impl IdKey {
         }))
     }
 
-    /// Returns `true` if both are equal, or one is the other's [counterpart](Self::counterpart).
+    /// Returns `true` if the two are equal or [counterparts](Self::counterpart).
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// Converts an id that the layer has read.
+    /// Converts an id that the layer has parsed.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),
@@ -364,7 +365,7 @@ impl IdKey {
         let float = match &self.0 {
             Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
-            // Every JSON number parses as an `f64`, and adding 0 turns -0 into 0.
+            // Every JSON number parses as an `f64`. Adding 0 turns -0 into 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
         LooseIdKey(LooseValue::Number(float.to_bits()))
@@ -374,7 +375,7 @@ impl IdKey {
 // === impl Value ===
 
 impl Value {
-    /// Parses a number, or returns `None` if the text is not a JSON number.
+    /// Parses a number. Returns `None` if the text is not a JSON number.
     fn number(text: &str) -> Option<Self> {
         /// The first integer that shares its `f64` with another integer.
         const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
@@ -392,9 +393,9 @@ impl Value {
     }
 }
 
-/// Puts JSON text on a single line.
+/// Puts JSON text on a single line, by replacing line breaks with spaces.
 ///
-/// Line breaks are replaced by spaces. They are white space outside of strings, and invalid inside them.
+/// This does not change its meaning, because line breaks are white space outside of strings, and invalid inside them.
 pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -406,9 +407,9 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns up to `max` bytes of a string, with control characters and line breaks replaced.
+/// Returns up to `max` bytes of a string, with control characters (and line breaks) replaced.
 ///
-/// If the string is longer, an ellipsis follows.
+/// If the string is longer, the result ends with an ellipsis.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

@@ -14,10 +14,10 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// Information about a client's connection for the server, as a request extension.
+/// A request extension with what the server needs to know about the client's connection.
 ///
-/// Clones share the connection. The headers are only added to the request in `forward`. If the event store already saw them, it
-/// would take a client's address for a credential, so a client that changes its network would have different credentials.
+/// Clones share the connection. The headers are only added to the request in `forward`, so that the event store does not see
+/// them. It would treat the client's address as a credential, which would change whenever the client moves to another network.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 
@@ -26,16 +26,16 @@ pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 pub(crate) struct Connection {
     /// The headers to send in place of the request's own.
     pub(crate) headers: HeaderMap,
-    /// The origin that clients use, if it is known.
+    /// The origin at which clients reach the proxy, if it is known.
     pub(crate) public: Option<Origin>,
 }
 
 // === impl Origin ===
 
 impl Origin {
-    /// Creates an origin, or returns `None` if its scheme is neither http nor https.
+    /// Creates an origin. Returns `None` if the scheme is neither http nor https.
     ///
-    /// Also returns `None` if the authority has no host, or names a user.
+    /// Also returns `None` if the authority has no host, or if it names a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();
@@ -55,7 +55,7 @@ impl Origin {
         &self.authority
     }
 
-    /// Returns `true` if both have the same scheme, host and port.
+    /// Returns `true` if both origins have the same scheme, host and port.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.scheme == other.scheme
             && self.port() == other.port()
@@ -65,9 +65,9 @@ impl Origin {
                 .eq_ignore_ascii_case(other.authority.host())
     }
 
-    /// Returns `true` if this is the origin of `server`, whose clients may know it as `public`.
+    /// Returns `true` if this is the origin of `server`, or one that it may use for itself.
     ///
-    /// A server that knows which scheme its clients use may refer to itself by that scheme in place of its own.
+    /// A server may refer to itself by its `public` origin, if it has one, or by its own host with the public scheme.
     pub(crate) fn is_origin_of(&self, server: &Self, public: Option<&Self>) -> bool {
         let with_scheme = |public: &Self| Self {
             scheme: public.scheme.clone(),
@@ -79,7 +79,7 @@ impl Origin {
             })
     }
 
-    /// Replaces the server's origin in `url` with this one, which is the public origin.
+    /// Replaces the server's origin in `url` with this one, the public origin.
     ///
     /// Returns `None` if `url` is not on the server.
     pub(crate) fn replace_origin(&self, server: &Self, url: &str) -> Option<String> {

@@ -1,4 +1,4 @@
-//! Assembles the program from its configuration.
+//! Builds the proxy from its configuration, and runs it.
 
 use std::{
     collections::BTreeSet,
@@ -44,10 +44,10 @@ use crate::{
 #[cfg(feature = "otel")]
 use crate::traces::{self, Traced, TracedBodies};
 
-/// How long startup waits for a connection to the upstream.
+/// How long the startup waits for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that is already listening, and serves once [`serve`](Self::serve) is called.
+/// A proxy that is already listening. Call [`serve`](Self::serve) to serve its clients.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -55,7 +55,7 @@ pub struct Proxy {
     server: Server,
     frontend: Frontend,
     admin: Option<Admin>,
-    /// The tool names that label metrics, if there are metrics.
+    /// The tool names that label metrics, or `None` if there are no metrics.
     tools: Option<ToolNames>,
     readiness: Readiness,
     ended: EndedCalls,
@@ -65,13 +65,13 @@ pub struct Proxy {
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 
-/// The reason a proxy could not start, as a message for the user.
+/// The reason a proxy could not start, displayed as a message for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The proxy cannot listen on an address.
+    /// The proxy can't listen on an address.
     Listen {
-        /// The option with the address.
+        /// The option that sets the address.
         option: &'static str,
         /// The address.
         address: SocketAddr,
@@ -89,7 +89,7 @@ pub enum StartError {
 impl Proxy {
     /// Listens on the configured addresses and logs the startup messages.
     ///
-    /// This also raises this process's descriptor limit and, with `--admin`, installs the metrics recorder.
+    /// Also raises this process's descriptor limit and, if `--admin` is set, installs the metrics recorder.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
@@ -154,12 +154,12 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Returns the address on which the proxy listens for clients.
+    /// Returns the address that the proxy listens on for clients.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }
 
-    /// Returns the address on which it listens for operators, if any.
+    /// Returns the address that the proxy listens on for operators, if any.
     pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
         self.admin.as_ref().map(Admin::local_addr).transpose()
     }
@@ -227,15 +227,16 @@ impl Proxy {
             let (started, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
             let remaining_drain = || self.config.drain.saturating_sub(started.elapsed());
-            // A call ends as soon as it is answered, so a drain alone could find no call and close the stream while its client is
-            // still reading the answer.
+            // A call ends as soon as it is answered. Draining the calls alone is therefore not enough, because that could close a
+            // stream while its client is still reading the answer.
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
             let _ = timeout(remaining_drain(), answers_read).await;
             let cancelled = calls.drain(remaining_drain()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // The frontend now closes its connections, but lets clients read their answers in the time that is left.
+            // From here on, the frontend closes its connections, but still lets clients read their answers in the time that is
+            // left.
             let _ = begin_close.send(remaining_drain());
             let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(started.elapsed())
@@ -250,7 +251,7 @@ impl Proxy {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // Clients are still served, even if the operator pages end.
+            // Even if the operator pages end, keep serving clients.
             pending().await
         };
         let serving = match cors::layer(self.config.allow_origin) {
@@ -269,20 +270,21 @@ impl Proxy {
 
 /// Waits until clients have read their answers and no call is being read in the background.
 async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundCalls) {
-    // This polls, because nothing signals that a client has read an answer.
+    // Poll, because nothing signals that a client has read an answer.
     while server.is_in_progress() || !background_calls.is_empty() {
         sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Builds the configured layer, in which `store` confirms an upstream's orphans.
+/// Builds the configured layer. `store` confirms an upstream's orphans.
 fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.for_tool(call.tool()) {
-            // An upstream cancels a call without a session when its connection closes, so a grace period would have no effect.
+            // An upstream cancels a call without a session when the call's connection closes, so a grace period would have no
+            // effect.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }
@@ -301,8 +303,8 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // This is for upstreams only, because a command's calls get an event stream at once, and `stdio` refuses a call if the
-    // command could confuse its id with another one's.
+    // Do this for upstreams only. A command's calls get an event stream right away, and `stdio` refuses a call if the command
+    // might confuse its id with another call's.
     if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after).exempt(|call| {
             call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
@@ -314,7 +316,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if JavaScript reads a different id as the same number.
+/// Returns `true` if there are other ids that JavaScript would read as the same number.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
@@ -322,12 +324,12 @@ fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
 
 /// Describes whether the upstream accepts connections.
 ///
-/// Returns an empty string for a command, because none has been started yet.
+/// Returns an empty string for a command, which has not been started yet.
 fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
     match (server, connected) {
         (Server::Stdio(_), _) => String::new(),
         (_, Ok(())) => ", which accepts connections".to_owned(),
-        (_, Err(error)) => format!(", which accepts no connections yet ({error})"),
+        (_, Err(error)) => format!(", which is not accepting connections yet ({error})"),
     }
 }
 
@@ -366,7 +368,7 @@ fn describe_tool_exceptions(config: &Config) -> String {
     }
 }
 
-/// Returns the tools that are named in options.
+/// Returns the tools named in options.
 fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
     let exempt = config.exempt.iter().map(String::as_str);
     exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))

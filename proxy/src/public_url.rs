@@ -1,11 +1,11 @@
-//! The public URL (`--public-url`), and the headers that reverse proxies add to requests.
+//! Makes the server and its clients use the public URL (`--public-url`).
 //!
-//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy strips any that a client
-//!    sends, unless the client's address is in `--trust-forwarded`.
+//! 1. The upstream receives `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. If a client sends any of these
+//!    itself, the proxy strips them, unless the client's address is in `--trust-forwarded`.
 //! 2. The public origin is taken from `--public-url` or, if that option is not set, from the headers sent by a trusted address. If
 //!    these name a host that is neither in `--allow-host` nor a name of this machine, `Host` is used instead.
-//! 3. In responses, the public origin replaces the upstream's. This applies to the `resource_metadata` parameter of
-//!    `WWW-Authenticate`, and to the `resource` field of a protected resource's metadata (RFC 9728). Redirects are rewritten by
+//! 3. In responses, the public origin replaces the upstream's, both in the `resource_metadata` parameter of
+//!    `WWW-Authenticate` and in the `resource` field of a protected resource's metadata (RFC 9728). Redirects are rewritten by
 //!    `forward`. Everything else is passed through unchanged, including URLs at other origins.
 
 use std::{
@@ -27,8 +27,8 @@ use tracing::warn;
 use crate::{
     config::Config,
     frontend::RequestFilter,
-    headers::{JSON, has_content_coding, is_of_type},
-    http_service::{HttpService, ResponseFuture, read_whole},
+    headers::{JSON, has_content_coding, has_content_type},
+    http_service::{HttpService, ResponseFuture, read_to_end},
     origin::Origin,
 };
 
@@ -38,17 +38,17 @@ mod metadata;
 
 use self::forwarded::Forwarded;
 
-/// The path of a protected resource's metadata. The resource's own path may follow.
+/// The path to a protected resource's metadata. The resource's own path may be appended to it.
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
 /// Maximum size of metadata that is rewritten.
 const MAX_METADATA: usize = 64 * 1024;
 
-/// A service that passes the public URL on to the server, and to clients in responses.
+/// A service that passes the public URL on to the server, and puts it into responses.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicUrl<S> {
     inner: S,
-    /// `None` in front of a command, which receives no headers.
+    /// `None` if the server is a command, which receives no headers.
     rules: Option<Arc<Rules>>,
 }
 
@@ -121,7 +121,7 @@ impl Rules {
     ///
     /// Metadata that is compressed, too large or incomplete is passed through unchanged, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
-        if !is_of_type(response.headers(), JSON) {
+        if !has_content_type(response.headers(), JSON) {
             return response;
         }
         if has_content_coding(response.headers()) {
@@ -129,7 +129,7 @@ impl Rules {
             return response;
         }
         let (mut head, body) = response.into_parts();
-        let body = match read_whole(body, MAX_METADATA).await {
+        let body = match read_to_end(body, MAX_METADATA).await {
             Ok(body) => body,
             Err(body) => {
                 self.warn("larger than 64 KiB, or incomplete");

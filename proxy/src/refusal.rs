@@ -1,4 +1,4 @@
-//! The proxy's own responses.
+//! Builds the proxy's own responses.
 
 use std::{error::Error, fmt, iter, time::Duration};
 
@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions that have sessions. A client negotiates one of them with its server.
+/// The revisions that have sessions. A client can negotiate any of them with its server.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// The `Retry-After` to send while a limit is reached.
@@ -17,19 +17,19 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub const PARSE_ERROR: i32 = -32700;
 /// Error code: the request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// Error code: the proxy's own errors. The first of JSON-RPC's implementation-defined codes.
+/// Error code: the proxy's own errors. This is the first of JSON-RPC's implementation-defined codes.
 pub const SERVER_ERROR: i32 = -32000;
 /// Error code: the session does not exist, or no longer does.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 /// Error code: the server does not support the request's revision.
 const UNSUPPORTED_REVISION: i32 = -32022;
 
-/// Why a request body was not read to the end, although its client is still connected.
+/// Why a request body was not read to the end, even though its client is still connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyError {
     /// The client is sending too slowly.
     TooSlow,
-    /// Other requests' bodies are taking up all of the capacity.
+    /// Other requests' bodies are taking up the capacity.
     NoRoom,
 }
 
@@ -73,7 +73,7 @@ pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body>
 
 /// Returns the response to a request whose body the proxy has refused to read.
 ///
-/// Returns `None` if the error has a different cause.
+/// Returns `None` if `error` has any other cause.
 pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {

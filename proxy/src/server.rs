@@ -20,15 +20,15 @@ use crate::{
     stdio::{Options, Program, Stdio},
 };
 
-/// The path at which a command is served.
+/// The path at which a command's sessions are served.
 const STDIO_PATH: &str = "/mcp";
 
 /// The server behind the proxy. Implements [`HttpService`](crate::http_service::HttpService).
 #[derive(Debug, Clone)]
 pub enum Server {
-    /// An upstream whose events are not kept.
+    /// An upstream whose events are not stored.
     Forward(Forward),
-    /// An upstream whose events are kept.
+    /// An upstream whose events are stored.
     Resumable(Resumable<Forward>),
     /// A command, run as one process per session.
     Stdio(Stdio),
@@ -38,17 +38,17 @@ pub enum Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of running sessions, or of an upstream's sessions in the event store.
+    /// Number of a command's running sessions, or of an upstream's sessions in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// Number of bytes kept for clients that resume, including bookkeeping overhead.
+    /// Number of bytes stored for clients that resume, overhead included.
     pub buffer_bytes: usize,
-    /// Number of times a client resumed a stream.
+    /// How many times a client has resumed a stream.
     pub resumes: u64,
-    /// Number of times a client was notified of missing events.
+    /// How many times a client has been notified of missing events.
     ///
-    /// These are counted when the stream is removed.
+    /// A stream's gaps are only counted once the stream has been removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -103,7 +103,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each running process needs a session in the store.
+                // Every running process needs a session in the store.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -121,19 +121,19 @@ impl Server {
         }
     }
 
-    /// Returns `true` if events are kept for clients that resume.
+    /// Returns `true` if events are stored for clients that resume.
     pub fn is_resumable(&self) -> bool {
         !matches!(self, Self::Forward(_))
     }
 
-    /// Returns how long an answer is kept for its client, or `None` if answers are not kept.
+    /// Returns how long an answer is stored for its client, or `None` if answers are not stored.
     pub fn retention(&self) -> Option<Duration> {
         self.is_resumable().then(|| Limits::default().retention)
     }
 
     /// Returns the event store that confirms an upstream's orphans, if there is one.
     ///
-    /// There is none for a command, nor for an upstream whose events are not kept.
+    /// There is none for a command, or for an upstream whose events are not stored.
     pub fn event_store(&self) -> Option<EventStore> {
         match self {
             Self::Resumable(resumable) => Some(resumable.event_store().clone()),
@@ -141,11 +141,11 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the upstream and closes it again, or does nothing for a command.
+    /// Opens a connection to the upstream and closes it again. Does nothing for a command.
     ///
     /// # Errors
     ///
-    /// Returns an error if the upstream cannot be reached within `timeout`.
+    /// Returns an error if the upstream can't be reached within `timeout`.
     pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Forward(forward) => forward.connect(timeout).await,
@@ -154,7 +154,7 @@ impl Server {
         }
     }
 
-    /// Returns the current statistics, or `None` for an upstream whose events are not kept.
+    /// Returns the current statistics, or `None` for an upstream whose events are not stored.
     pub fn stats(&self) -> Option<Stats> {
         let (store, stdio) = match self {
             Self::Forward(_) => return None,
@@ -162,7 +162,7 @@ impl Server {
             Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
-            // Sessions in the event store outlive their processes.
+            // Don't count a command's sessions in the event store, which outlive their processes.
             sessions: stdio.map_or(store.sessions, |stdio| stdio.sessions),
             children: stdio.map_or(0, |stdio| stdio.children),
             buffer_bytes: store.buffer_bytes,

@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer, or why there is none, and returns success if it is healthy.
+/// Prints the proxy's answer, or why there is none. Returns success if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", connect_address(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {
@@ -82,7 +82,7 @@ async fn status(url: &str) -> Result<StatusCode, String> {
     Ok(response.map_err(|error| root_cause(&error))?.status())
 }
 
-/// Returns an address to connect to, which is loopback if the proxy listens on all addresses.
+/// Returns the address to connect to. If the proxy listens on all addresses, this is loopback.
 fn connect_address(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
@@ -99,7 +99,7 @@ fn fail(line: fmt::Arguments<'_>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints the text and returns success, or failure if it cannot be created or printed.
+/// Prints the text and returns success. Returns failure if it can't be created or printed.
 fn print(text: io::Result<Vec<u8>>) -> ExitCode {
     match text.and_then(|text| io::stdout().write_all(&text)) {
         Ok(()) => ExitCode::SUCCESS,

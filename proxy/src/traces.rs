@@ -1,11 +1,12 @@
-//! OpenTelemetry traces over OTLP (feature `otel`).
+//! Exports OpenTelemetry traces over OTLP (feature `otel`).
 //!
-//! 1. If neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, there are no traces, and
-//!    `traceparent` is passed through unchanged. This is also the case if a variable in `OFF` is set to its value.
-//! 2. Each POST is a span, whose parent is taken from the request's `traceparent`. The server gets the span as the parent of its
-//!    own.
-//! 3. A call's span has the names of its method and tool, and lasts until the call has ended, even without a client. It has the
-//!    outcome, and the layer's log lines are its events. No header, parameter or path is shown.
+//! 1. Traces are only exported if `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, and no variable in
+//!    `OFF` turns them off. Otherwise, `traceparent` is passed through unchanged.
+//! 2. Each POST becomes a span. Its parent is taken from the request's `traceparent`, and the server is sent this span as the
+//!    parent of its own.
+//! 3. A call's span is named after the call's method and tool. It lasts until the call has ended, even if the client has
+//!    disconnected, and records the outcome. The layer's log lines become its events. Headers, parameters and paths are never
+//!    recorded.
 
 use std::{
     convert::Infallible,
@@ -54,19 +55,19 @@ pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
 /// The target for the layer's log lines.
 const LAYER: &str = "mcp_cancel_on_disconnect";
 
-/// OpenTelemetry's environment variables that specify the collector.
+/// The OpenTelemetry variables that specify the collector.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
-/// The OpenTelemetry variables and values that turn traces off.
+/// The OpenTelemetry variables that turn traces off, each with the value that does so.
 const OFF: [(&str, &str); 2] = [
     ("OTEL_SDK_DISABLED", "true"),
     ("OTEL_TRACES_EXPORTER", "none"),
 ];
 
-/// How long sending spans may take.
+/// How long sending a batch of spans may take.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long sending the last spans may take when the program ends.
@@ -75,10 +76,10 @@ const END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum size of a collector's answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Maximum number of bytes in a name from a client.
+/// Maximum number of bytes to record of a name sent by a client.
 const MAX_NAME: usize = 128;
 
-/// The spans on their way to a collector.
+/// The export of spans to a collector.
 #[derive(Debug)]
 pub(crate) struct Traces(SdkTracerProvider);
 
@@ -86,7 +87,7 @@ pub(crate) struct Traces(SdkTracerProvider);
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads a request's body within the request's span, on any task.
+/// A service that reads a request's body within the request's span, whichever task reads it.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
@@ -95,7 +96,7 @@ struct TracedBody {
     span: Span,
 }
 
-/// Sends spans on the program's runtime, because the exporter has a thread of its own.
+/// Sends spans on the program's runtime. The exporter calls it from a thread of its own.
 struct Sender {
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,
@@ -105,9 +106,9 @@ struct Sender {
 // === impl Traces ===
 
 impl Traces {
-    /// Starts sending spans. Must be called on a runtime.
+    /// Starts exporting spans. Must be called on a runtime.
     ///
-    /// Returns `None` if the environment does not specify a collector, or turns traces off.
+    /// Returns `None` if the environment does not specify a collector, or if it turns traces off.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF
@@ -156,7 +157,7 @@ impl Traces {
     }
 }
 
-/// Returns `true` for one of the layer's log lines, which become events of the span.
+/// Returns `true` for the layer's log lines, which become events in the span.
 fn is_layer_line(metadata: &Metadata<'_>) -> bool {
     metadata.target() == LAYER && metadata.is_event() && *metadata.level() <= Level::DEBUG
 }
@@ -201,7 +202,7 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
     }
 }
 
-/// Records what is known about a call in its span, within which the layer reports its events.
+/// Records what is known about a call in its span. The layer reports a call's events within it.
 pub(crate) fn observe(event: &Event<'_>) {
     let sanitized = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
     match event {
@@ -238,7 +239,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 span.record("otel.status_code", "ERROR");
                 span.record("error.type", reason);
             }
-            // Tasks can hold on to the span until the program ends, and a span that has not ended by then is never sent.
+            // End the span explicitly. Tasks can hold on to it until the program ends, and it would then never be sent.
             span.context().span().end();
         }
         _ => {}
@@ -319,7 +320,7 @@ impl HttpClient for Sender {
             let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
         };
-        // The exporter's thread has no timers.
+        // Use the runtime, because the exporter's thread has no timers.
         let sending = self
             .runtime
             .spawn(async { timeout(SEND_TIMEOUT, send).await });

@@ -1,7 +1,7 @@
-//! Lets scripts with the token from `--admin-token` see the calls and cancel one.
+//! Lets scripts that have the token from `--admin-token` see the calls and cancel them.
 //!
-//! `POST /calls/{id}/cancel` cancels a call. Its optional parameter `process` is the one in `/calls.json`, because after a
-//! restart a call's number belongs to another call.
+//! `POST /calls/{id}/cancel` cancels a call. Scripts can add the parameter `process`, with its value from `/calls.json`, to make
+//! sure that they don't cancel another call, which may have the same number after a restart.
 
 use axum::{
     Json, Router,
@@ -24,7 +24,7 @@ use crate::{config::AdminToken, headers::exactly_one};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
-    /// The `process` in the `/calls.json` that lists the call.
+    /// The `process` from the `/calls.json` that listed the call.
     process: Option<String>,
 }
 
@@ -32,12 +32,12 @@ struct Parameters {
 pub(super) fn routes(page: Page, token: AdminToken) -> Router {
     let router = Router::new()
         .route("/calls/{id}/cancel", post(cancel))
-        .layer(map_response(forbid_storing))
+        .layer(map_response(forbid_caching))
         .with_state(page);
     restrict_to_token(router, token)
 }
 
-/// Refuses requests for these routes that lack the token.
+/// Makes these routes refuse requests that don't carry the token.
 pub(super) fn restrict_to_token(router: Router, token: AdminToken) -> Router {
     router.route_layer(from_fn_with_state(token, require_token))
 }
@@ -56,7 +56,7 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
 
 /// Returns a request's bearer token.
 ///
-/// Returns `None` if the request does not have exactly one `Authorization` header, or if that has another scheme.
+/// Returns `None` if the request does not have exactly one `Authorization` header, or if its scheme is a different one.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme
@@ -66,7 +66,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// Cancels the call with the given id.
 ///
-/// The status is 400 for an unknown parameter, 409 for another process, and 404 if there is no such call that can be cancelled.
+/// The status is 400 for an unknown parameter, 409 for another process, and 404 if there is no such call or it can't be
+/// cancelled.
 async fn cancel(
     State(page): State<Page>,
     id: Result<Path<String>, PathRejection>,
@@ -93,7 +94,7 @@ fn error(text: &str) -> Json<Value> {
     Json(json!({ "error": text }))
 }
 
-async fn forbid_storing(mut response: Response) -> Response {
+async fn forbid_caching(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response
         .headers_mut()

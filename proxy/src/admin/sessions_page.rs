@@ -1,4 +1,4 @@
-//! A command's sessions, as a page and as JSON.
+//! Shows a command's sessions, as a page and as JSON.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -21,7 +21,7 @@ const POLICY: &str = "default-src 'none'; base-uri 'none'; frame-ancestors 'none
 
 /// Serves `/sessions` and `/sessions.json`.
 ///
-/// Serves nothing for an upstream, whose sessions are not known.
+/// Serves neither for an upstream, whose sessions are not known.
 pub(super) fn routes(server: &Server) -> Router {
     let Server::Stdio(stdio) = server else {
         return Router::new();
@@ -59,7 +59,7 @@ fn page(stdio: &Stdio) -> String {
             None => "in use".to_owned(),
         };
         let age = format_duration(session.age);
-        // The id is a hexadecimal hash, so it needs no escaping. Writing to a `String` never fails.
+        // The id needs no escaping, because it is a hexadecimal hash. Writing to a `String` never fails.
         let _ = writeln!(page, "<tr><td>{}<td>{age}<td>{last_use}", session.id);
     }
     page + "</table><p><a href=\"sessions.json\">JSON</a>\n"
@@ -74,7 +74,7 @@ fn format_duration(time: Duration) -> String {
     }
 }
 
-/// Adds headers that prevent sniffing, framing and storing.
+/// Adds headers that forbid sniffing, framing and caching.
 async fn add_protection(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [

@@ -1,4 +1,4 @@
-//! Options from the environment or a file, which are parsed like flags.
+//! Options set in the environment or in a file. They are parsed like flags.
 
 use std::ffi::OsString;
 
@@ -28,7 +28,7 @@ pub(super) enum Value {
 // === impl Entry ===
 
 impl Entry {
-    /// Creates an entry if the option exists and accepts `values`. Errors are messages for the user.
+    /// Creates an entry, if the option exists and accepts `values`. Errors are messages for the user.
     pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
         let option = option.to_owned();
         let entry = Self { option, values };
@@ -46,7 +46,7 @@ impl Entry {
                 .unwrap_or_default();
             return Err(format!("unknown option `{option}`{nearest}"));
         };
-        // A `false` adds no argument, so clap cannot refuse it.
+        // Check this here, because a `false` adds no argument for clap to refuse.
         let has_switch = || {
             let mut values = self.values.iter();
             values.any(|value| matches!(value, Value::Switch(_)))
@@ -71,7 +71,7 @@ impl Entry {
         self.option == COMMAND
     }
 
-    /// Returns the arguments that set the option. There are none for a switch that is turned off.
+    /// Returns the arguments that set the option. For a switch that is turned off, there are none.
     pub(super) fn args(&self) -> Vec<OsString> {
         let mut args = Vec::new();
         if self.is_command() {
@@ -104,7 +104,7 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to an unknown one, if any is similar.
+/// Returns the option that is most similar to an unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)
@@ -117,7 +117,7 @@ fn suggested(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Hides the value in an error if its option is secret.
+/// Hides the value in an error if the option's values are secret.
 pub(super) fn redact_secrets(mut error: clap::Error) -> clap::Error {
     let is_secret = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => {
@@ -135,7 +135,7 @@ pub(super) fn redact_secrets(mut error: clap::Error) -> clap::Error {
 
 /// Returns a hint for an argument that is not an option, or `None` for any other error.
 ///
-/// The hint does not repeat the argument, because it may be part of a secret.
+/// The hint does not repeat the argument, which may be part of a secret.
 pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
         return None;

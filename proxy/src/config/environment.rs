@@ -1,4 +1,4 @@
-//! The environment, in which the variable `MCP_PROXY_<NAME>` sets the option of that name.
+//! The environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -21,7 +21,9 @@ pub(super) struct Environment {
 // === impl Environment ===
 
 impl Environment {
-    /// Reads the variables with the prefix. Returns an error if an option does not accept its variable's value.
+    /// Reads the variables that have the prefix.
+    ///
+    /// Returns an error if an option does not accept its variable's value.
     pub(super) fn read(
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
@@ -65,9 +67,9 @@ fn parse_switch(value: &OsStr) -> Result<bool, String> {
     }
 }
 
-/// Returns the warning for an unknown variable, unless Kubernetes sets it.
+/// Returns the warning for an unknown variable, or `None` if Kubernetes sets the variable.
 ///
-/// This is not an error, because other programs' variables may have the same prefix.
+/// An unknown variable is not an error, because other programs' variables may have the same prefix.
 fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     if is_set_by_kubernetes(name, value) {
@@ -75,7 +77,7 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     }
     let option = name.to_lowercase().replace('_', "-");
     let nearest = match name {
-        // These are hidden flags, which are parts of another option.
+        // These flags are hidden. They only set a part of another option.
         "HOST" | "PORT" => Some("listen".to_owned()),
         _ => nearest(&option),
     };
@@ -90,7 +92,7 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
 
 /// Returns `true` if Kubernetes sets the variable for a service named `mcp-proxy`.
 ///
-/// For example, Kubernetes sets `MCP_PROXY_PORT` to a URL such as `tcp://10.0.0.1:8000`. `name` is without the prefix.
+/// For example, Kubernetes sets `MCP_PROXY_PORT` to a URL such as `tcp://10.0.0.1:8000`. `name` does not include the prefix.
 fn is_set_by_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")

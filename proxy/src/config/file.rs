@@ -1,4 +1,4 @@
-//! The configuration file, in which each entry sets the option of the same name.
+//! The configuration file. Each entry sets the option of the same name.
 
 use std::{ffi::OsString, fs, ops::Range, path::Path};
 
@@ -12,7 +12,7 @@ use super::{
 /// Options that are only allowed on the command line.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be tables, with what separates a name from its value in their list form.
+/// Options that may be tables, each with what separates a name from its value in a list.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
 /// Characters that have a special meaning in shells.
@@ -23,7 +23,7 @@ const SHELL_CHARACTERS: &[char] = &[
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// Warnings about entries that have been accepted.
+    /// Warnings about entries that were accepted.
     pub(super) warnings: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl File {
     }
 }
 
-/// Splits a command string at its blanks. Returns an error if the string might be meant for a shell.
+/// Splits a command at its blanks. Returns an error if it might be meant for a shell.
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
@@ -88,9 +88,9 @@ fn split_command(text: &str) -> Result<Vec<&str>, String> {
     Ok(text.split_whitespace().collect())
 }
 
-/// Returns a table's entries in the form that they have in a list.
+/// Returns a table's entries in the form that they would have in a list.
 ///
-/// Returns `None` if the option must not be a table, or if an entry is not a [scalar].
+/// Returns `None` if the option must not be a table, or if one of the values is not a [scalar].
 fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, separator) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
@@ -101,7 +101,7 @@ fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// Returns a list's values, or a single value, or `None` if one of them is not a [scalar].
+/// Returns a list's values, or a single value. Returns `None` if one of them is not a [scalar].
 fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| scalar(value.get_ref())).collect(),

@@ -1,4 +1,4 @@
-//! The options that apply to only one kind of server.
+//! The options that only apply to one kind of server.
 
 /// Options that do not apply to an upstream, and why.
 pub(super) const COMMAND_ONLY: &[(&str, &str)] = &[

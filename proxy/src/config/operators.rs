@@ -1,4 +1,4 @@
-//! The options for operators, apart from the address of their pages.
+//! The options for operators, except for the address of the operator pages.
 
 use std::fmt;
 
@@ -30,28 +30,32 @@ pub struct Operators {
     pub ready_upstream: bool,
 }
 
-/// The operators' bearer token, which is never shown.
+/// The operators' bearer token. It never appears in output.
 #[derive(Clone)]
 pub struct AdminToken(Box<str>);
 
 // === impl AdminToken ===
 
 impl AdminToken {
-    /// Checks that a token can be sent as a bearer token (RFC 6750, section 2.1). The error does not repeat it.
+    /// Checks that the text can be sent as a bearer token (RFC 6750, section 2.1).
+    ///
+    /// The error does not repeat the text.
     pub fn new(token: &str) -> Result<Self, String> {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
         if !token.trim_end_matches('=').bytes().all(is_valid) {
-            return Err("a token has only letters, digits and -._~+/, and = at its end".to_owned());
+            return Err(
+                "a token may only contain letters, digits and -._~+/, with = at its end".to_owned(),
+            );
         }
         if token.len() < MIN_TOKEN {
             return Err(format!(
-                "a token has at least {MIN_TOKEN} characters, such as the output of `openssl rand -hex 32`"
+                "a token needs at least {MIN_TOKEN} characters, such as the output of `openssl rand -hex 32`"
             ));
         }
         Ok(Self(token.into()))
     }
 
-    /// Compares `given` to the token, in a time that does not depend on which characters match.
+    /// Compares `given` to the token. How long this takes does not depend on which characters match.
     pub fn is(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }

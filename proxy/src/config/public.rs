@@ -40,7 +40,9 @@ pub struct Network {
 // === impl Public ===
 
 impl Public {
-    /// Checks that the public URL has either the upstream's path or none. The proxy does not change paths.
+    /// Checks that the public URL has either the upstream's path or none.
+    ///
+    /// Any other path would be wrong, because the proxy does not change paths.
     pub(super) fn check(&self, upstream: Option<&Uri>) -> Result<(), ConfigError> {
         let (Some(public), Some(upstream)) = (&self.public_url, upstream) else {
             return Ok(());
@@ -60,8 +62,8 @@ impl Public {
 impl Network {
     /// Parses an address or a network such as 10.0.0.0/8.
     ///
-    /// An IPv4-mapped IPv6 address is turned into an IPv4 address, and so is a network whose prefix includes the first 96 bits of
-    /// such an address.
+    /// An IPv4-mapped IPv6 address is converted to an IPv4 address. So is a network of such addresses, if its prefix is at least
+    /// 96 bits long.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let invalid =
@@ -86,16 +88,16 @@ impl Network {
         }
     }
 
-    /// Returns `true` if an address is in this network. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Returns `true` if an address is in this network.
+    ///
+    /// An IPv4-mapped IPv6 address is treated as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        let (one, other, max_bits) = match (self.address, address.to_canonical()) {
-            (IpAddr::V4(one), IpAddr::V4(other)) => {
-                (one.to_bits().into(), other.to_bits().into(), 32)
-            }
-            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits(), other.to_bits(), 128),
+        let (a, b, max_bits) = match (self.address, address.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
             _ => return false,
         };
-        let difference: u128 = one ^ other;
+        let difference: u128 = a ^ b;
         let ignored = max_bits - u32::from(self.bits);
         difference.checked_shr(ignored).is_none_or(|rest| rest == 0)
     }

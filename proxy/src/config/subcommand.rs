@@ -1,6 +1,6 @@
-//! The sub-commands, which do not start the proxy.
+//! The sub-commands, which do something other than start the proxy.
 //!
-//! A sub-command is always the first argument. A server's command follows `--`, so it can have the same name.
+//! A sub-command is always the first argument. A server's command follows `--`, so it may have the same name.
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
@@ -9,7 +9,7 @@ use clap_complete::Shell;
 
 use super::{Config, ConfigError, value};
 
-/// What the program can do other than stand in front of a server.
+/// What the program can do besides standing in front of a server.
 #[derive(Debug, Parser)]
 #[command(name = "mcp-cancel-proxy", disable_help_subcommand = true)]
 #[non_exhaustive]
@@ -39,12 +39,12 @@ impl Subcommand {
     /// Reads the sub-command, or returns `None` if the first argument is not one.
     pub fn read(args: &[OsString]) -> Option<Result<Self, ConfigError>> {
         let first = args.get(1)?.to_str()?;
-        // This counts as a sub-command even if its options are missing or invalid.
+        // Treat this as a sub-command even if its options are missing or invalid.
         Self::has_subcommand(first).then(|| Ok(Self::try_parse_from(args)?))
     }
 }
 
-/// Returns the options and sub-commands, for the help, the manual page and the completions.
+/// Returns all options and sub-commands, for the help, the manual page and the completions.
 pub fn documented_command() -> Command {
     let command = Config::command();
     let about = command.get_about().cloned().unwrap_or_default();

@@ -13,30 +13,30 @@ use mcp_cancel_on_disconnect::Grace;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// Text that is meant to be read by people.
+    /// Text for people to read.
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// A time limit, or none.
+/// A time limit, or `None` for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// Longest time that is accepted: a year. Clocks overflow when much longer times are added to them.
+/// The longest time that is accepted: a year. Adding much longer times to a clock would overflow.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Minimum time that an upstream can be silent before its call gets an event stream.
 ///
-/// Refusals usually arrive sooner, so they are passed through unchanged.
+/// Refusals usually arrive sooner than that, so they can be passed through unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Minimum value of `--buffer`, which is the limit of a single stream.
+/// Minimum value of `--buffer`. A single stream may take up this much.
 const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
 
-/// Parses a time: a number and its unit. Zero and times longer than [`MAX_TIME`] are errors.
+/// Parses a time: a number and its unit. Zero is an error, and so is more than [`MAX_TIME`].
 pub(super) fn time(text: &str) -> Parsed<Duration> {
     let invalid = || not_a_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
@@ -71,7 +71,9 @@ pub(super) fn limit(text: &str) -> Parsed<Limit> {
     }
 }
 
-/// Parses a grace period. A time alone is [`Grace::AutoAfter`], and one with `always=` is [`Grace::After`].
+/// Parses a grace period.
+///
+/// A time on its own is [`Grace::AutoAfter`], and a time after `always=` is [`Grace::After`].
 pub(super) fn grace(text: &str) -> Parsed<Grace> {
     match text {
         "auto" => Ok(Grace::Auto),
@@ -97,7 +99,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
     }
 }
 
-/// Parses the name of a tool, trimming white space around it.
+/// Parses a tool's name, and trims white space around it.
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
         "" => Err("the tool's name is empty".to_owned()),
@@ -107,7 +109,7 @@ pub(super) fn tool(text: &str) -> Parsed<String> {
 
 /// Parses a tool and its grace period.
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // A name may contain `=`, but a grace period contains it only in `always=`.
+    // A tool's name may contain `=`, but a grace period contains one only in `always=`.
     let separator = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = separator
         .and_then(|separator| text.split_at_checked(separator))
@@ -163,7 +165,7 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
     }
 }
 
-/// Parses the URL of an http or https server, in which a user is not allowed.
+/// Parses the URL of an http or https server. The URL must not contain a user name.
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     // The error does not repeat the text, because it may contain a secret.
     let invalid = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
@@ -183,16 +185,16 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and a valid port or none.
+/// Returns `true` if an authority without a user has a host, and either a valid port or none.
 ///
-/// [`Authority`] also accepts invalid ports, in place of which a connector uses the default port.
+/// [`Authority`] also accepts an invalid port, for which a connector would use the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// Parses an address to listen on. A port alone listens on 127.0.0.1.
+/// Parses an address to listen on. For a port on its own, the address is 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let invalid =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
@@ -261,7 +263,7 @@ pub(super) fn origin(text: &str) -> Parsed<String> {
 
 /// Returns an origin in lower case, without its scheme's default port.
 ///
-/// Browsers omit that port, too.
+/// Browsers also omit the default port.
 pub(crate) fn normal_origin(origin: &Uri) -> String {
     let scheme = origin.scheme_str().unwrap_or_default();
     let authority = origin
@@ -277,7 +279,9 @@ pub(crate) fn normal_origin(origin: &Uri) -> String {
     format!("{scheme}://{authority}").to_ascii_lowercase()
 }
 
-/// Parses a header, and marks its value as sensitive. Headers that the proxy sets itself are errors.
+/// Parses a header, and marks its value as sensitive.
+///
+/// A header that the proxy sets itself is an error.
 pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     let (name, value) = text.split_once(':').ok_or("it must be NAME: VALUE")?;
     let name: HeaderName = name

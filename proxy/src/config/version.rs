@@ -1,10 +1,10 @@
-//! The program's version, and what sets its builds apart.
+//! The program's version, with what distinguishes this build from others.
 
 use std::{env::consts, sync::LazyLock};
 
-/// The commit that a release was built from; release builds set the variable.
+/// The commit that a release was built from. Release builds set the variable.
 ///
-/// A build from crates.io is identified by its version alone.
+/// A build from crates.io does not need it, because its version identifies it.
 const COMMIT: Option<&str> = option_env!("MCP_CANCEL_PROXY_COMMIT");
 
 /// Returns the version together with this build's commit, platform and features.

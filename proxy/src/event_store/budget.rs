@@ -1,8 +1,8 @@
-//! Byte budgets, and the reservations that are made from them.
+//! Byte budgets, and the reservations made from them.
 //!
-//! 1. A budget's reservations never add up to more than its limit, or its parent's. A reservation that would exceed either
-//!    is refused and takes nothing.
-//! 2. Dropping a [`Reservation`] returns its bytes to every budget that they were taken from.
+//! 1. The total reserved from a budget never exceeds its limit or its parent's limit. A request for more is refused, and
+//!    reserves nothing.
+//! 2. Dropping a [`Reservation`] returns its bytes to every budget they came from.
 
 use std::{
     sync::{
@@ -17,28 +17,28 @@ use std::{
 pub struct Limits {
     /// Maximum number of known sessions. The default is 4,096.
     ///
-    /// To make room for another one, the least recently used of the sessions that have neither a stream nor a request are
-    /// removed, at least half of them. After that, the store no longer knows whether their clients support priming events.
-    /// The same happens when [`bytes`](Self::bytes) is exhausted.
+    /// When the limit is reached, at least half of the idle sessions (no stream, no request) are removed, least recently used
+    /// first. The store then no longer knows whether their clients support priming events. The same happens when
+    /// [`bytes`](Self::bytes) is exhausted.
     pub sessions: usize,
     /// Maximum number of streams per session, including ended ones that are still kept. The default is 2,048.
     ///
-    /// The default is twice the number of calls that can be open in a command's session. The overhead of a stream itself
-    /// only counts towards [`bytes`](Self::bytes).
+    /// That is twice the number of calls that can be open in a command's session. A stream's own overhead counts towards
+    /// [`bytes`](Self::bytes), but not towards [`session_bytes`](Self::session_bytes).
     pub streams: usize,
     /// Maximum number of events per stream. The default is 256.
     pub events: usize,
-    /// Number of bytes at which a stream accepts no more events. The default is 1 MiB.
+    /// Once a stream holds this many bytes, it accepts no more events. The default is 1 MiB.
     ///
-    /// The last event may exceed the limit.
+    /// The stream's last event may exceed the limit.
     pub stream_bytes: usize,
     /// Maximum number of event bytes per session. The default is 4 MiB.
     pub session_bytes: usize,
-    /// Maximum number of bytes for all sessions together. The default is 64 MiB.
+    /// Maximum number of bytes across all sessions. The default is 64 MiB.
     pub bytes: usize,
     /// How long a stream is kept after it has ended. The default is 60 s.
     pub retention: Duration,
-    /// The reconnect delay that is sent to clients. The default is 3 s.
+    /// The reconnect delay sent to clients. The default is 3 s.
     pub retry: Duration,
 }
 
@@ -49,19 +49,19 @@ pub(crate) struct Budget {
     parent: Option<Arc<Self>>,
 }
 
-/// Bytes reserved from a budget, and released on drop.
+/// Bytes reserved from a budget. Dropping this releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
-/// The budget that had no room.
+/// The budget that has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exhausted {
     /// The session's budget.
     Session,
-    /// The budget that all sessions share.
+    /// The budget shared by all sessions.
     All,
 }
 
@@ -114,7 +114,7 @@ impl Budget {
         }
     }
 
-    /// Returns an empty reservation from the outermost budget.
+    /// Returns an empty reservation from the budget shared by all sessions.
     pub(crate) fn global_reservation(self: &Arc<Self>) -> Reservation {
         match &self.parent {
             Some(parent) => parent.global_reservation(),
@@ -147,21 +147,21 @@ impl Budget {
 // === impl Reservation ===
 
 impl Reservation {
-    /// Reserves `by` more bytes, or nothing if a budget has no room for all of them.
+    /// Reserves `by` more bytes. If a budget does not have room for all of them, reserves none.
     pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
         self.budget.try_reserve(by)?;
         self.bytes += by;
         Ok(())
     }
 
-    /// Releases `by` bytes, or all of them if there are fewer.
+    /// Releases `by` bytes, or everything if less is reserved.
     pub(crate) fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
         self.bytes -= by;
         self.budget.release(by);
     }
 
-    /// Grows or shrinks to `bytes`, or stays the same if a budget has no room for the growth.
+    /// Grows or shrinks to `bytes`. If a budget has no room to grow, nothing changes.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.shrink(self.bytes.saturating_sub(bytes));
         self.grow(bytes - self.bytes)

@@ -1,4 +1,4 @@
-//! What a stream needs to know about its call.
+//! A call, as far as its stream needs to know about it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Call {
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
-    /// Number of bytes kept for the call in addition to its stream.
+    /// Number of bytes that the call takes up in addition to its stream.
     pub(super) extra_bytes: usize,
 }
 
@@ -32,13 +32,13 @@ impl Call {
         })
     }
 
-    /// Sets the number of bytes kept for the call in addition to its stream.
+    /// Sets the number of bytes that the call takes up in addition to its stream.
     pub(super) fn with_extra_bytes(mut self, bytes: usize) -> Self {
         self.extra_bytes = bytes;
         self
     }
 
-    /// Sets the token from the call's request, which is notified of the answer.
+    /// Sets the token from the call's request. It is notified when the call is answered.
     pub fn token(mut self, token: Option<CallToken>) -> Self {
         self.token = token;
         self
@@ -46,7 +46,7 @@ impl Call {
 
     /// Sets the credentials from the call's request.
     ///
-    /// If a client resumes with other credentials, [`Resumable`](super::Resumable) asks its server about them. Calls to a
+    /// If a client resumes with different credentials, [`Resumable`](super::Resumable) has its server check them. Calls to a
     /// command have no credentials.
     pub(super) fn credentials(mut self, credentials: Arc<Credentials>) -> Self {
         self.credentials = Some(credentials);

@@ -1,8 +1,8 @@
 //! The parts of a request that may authenticate its client: header fields, path and query.
 //!
-//! A server may authenticate by any field, be it `Authorization`, a key of its own, a cookie or a field added by a gateway.
-//! Every field therefore counts, except those in [`HARMLESS`], which do not identify a client or differ between its requests.
-//! Some servers read a key from the path or the query.
+//! A server may authenticate clients by any field: `Authorization`, a field of its own for an API key, a cookie, or a field
+//! added by a gateway. So every field is a credential, except for those in [`HARMLESS`], which either don't identify a client
+//! or vary between its requests. The path and the query are credentials too, because some servers read a key from them.
 
 use std::{fmt, sync::Arc};
 
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 /// Fields that are not credentials.
 ///
-/// They belong to one connection, one body, a browser, a trace or MCP itself. A field is only listed if no server can be
-/// expected to tell two clients apart by it. The session id is listed because sessions are compared elsewhere.
+/// They relate to a single connection, a single body, a browser, a trace, or MCP itself. A field is only listed if no server
+/// is likely to tell clients apart by it. The session id is also listed, but only because sessions are compared elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -61,7 +61,7 @@ const HARMLESS: [&str; 45] = [
     "x-request-id",
 ];
 
-/// Credentials of a single message, which are compared but never sent with another message.
+/// Credentials that belong to a single message. They are compared, but never sent with another message.
 const SINGLE_MESSAGE: [&str; 8] = [
     "content-digest",
     "content-md5",
@@ -73,7 +73,7 @@ const SINGLE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
-/// A request's credentials: its path, its query, and all fields but the harmless ones.
+/// A request's credentials: its path, its query, and all fields except the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     target: Option<PathAndQuery>,
@@ -84,13 +84,13 @@ pub(super) struct Credentials {
 #[derive(Debug, Clone)]
 pub(super) struct SentCredentials {
     pub(super) credentials: Arc<Credentials>,
-    /// The approximate size of the request head, of which the credentials may be slices.
+    /// The approximate size of the request head, which the credentials may be slices of.
     pub(super) bytes: usize,
-    /// When they were read, just before the request is sent.
+    /// When the credentials were extracted, which is just before the request is sent.
     pub(super) read_at: Instant,
 }
 
-/// Returns `true` if a field does not identify its client.
+/// Returns `true` if the field is not a credential.
 pub(super) fn is_harmless(name: &HeaderName) -> bool {
     HARMLESS.binary_search(&name.as_str()).is_ok()
 }
@@ -106,9 +106,9 @@ impl Credentials {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         // Only the relative order of fields with the same name matters, and a stable sort preserves it.
-        fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
+        fields.sort_by(|a, b| a.0.as_str().cmp(b.0.as_str()));
         Self {
-            // The authority does not count: HTTP/2 has it in the URL, HTTP/1 in `Host`.
+            // Leave out the authority, which HTTP/2 carries in the URL but HTTP/1 in `Host`.
             target: request.uri().path_and_query().cloned(),
             fields: fields.into(),
         }
@@ -116,7 +116,7 @@ impl Credentials {
 
     /// Replaces a request's own credentials with these.
     ///
-    /// Credentials that belong to a single message are removed without a replacement.
+    /// Those that belong to a single message are removed without being replaced.
     pub(super) fn apply_to<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);

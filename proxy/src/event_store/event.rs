@@ -1,11 +1,12 @@
 //! Events and their ids.
 //!
-//! An id is `mcp-<server>-<stream>.<seq>`:
+//! An event id has the form `mcp-<server>-<stream>.<seq>`:
 //!
-//! 1. `server` stays the same whenever a proxy is restarted in front of the same server. That way, the proxy recognises and
-//!    refuses ids from before a restart. If it forwarded one, a server that ignores unknown ids would answer with its
-//!    standalone stream.
-//! 2. `stream` is 128 random bits, so an id does not reveal those of any other stream.
+//! 1. `server` identifies the server, and survives restarts of the proxy. That way, the proxy recognises ids from before a
+//!    restart and refuses them. If it forwarded one, a server that ignores unknown ids would answer with its standalone
+//!    stream.
+//! 2. `stream` is 128 random bits, so one stream's ids don't reveal another's.
+//! 3. `seq` is the event's number in the stream.
 
 use std::{fmt, time::Duration};
 
@@ -20,11 +21,11 @@ pub struct Event {
     /// The lines, including their line feeds, but not the blank line that ends the event.
     pub(super) lines: Vec<u8>,
     pub(super) weight: Weight,
-    /// Covers the lines. A stream's first event and its error are covered by the stream's own reservation instead.
+    /// Covers the lines. A stream's first event and its final error are covered by the stream's own reservation instead.
     pub(super) reservation: Option<Reservation>,
 }
 
-/// An event's bytes and their reservation, released with the last reference to the bytes.
+/// An event's bytes and their reservation, both freed with the last reference to the bytes.
 struct OwnedLines {
     bytes: Vec<u8>,
     _reservation: Reservation,
@@ -33,25 +34,27 @@ struct OwnedLines {
 /// What can happen to an event when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress or a log message. These are dropped first, starting with the oldest, and a comment reports how many.
+    /// Progress or a log message. These are dropped first, oldest first, and a comment reports how many.
     Droppable,
-    /// Any other message, even one that cannot be parsed. It must reach the client.
+    /// Any other message, even one that can't be parsed. It must reach the client.
     Kept,
-    /// A request from the server, which is waiting for the client to answer. It must reach the client as well.
+    /// A request from the server, which waits for the client to answer. It must reach the client as well.
     Request,
     /// The answer to the call, which completes it. It must reach the client as well.
     Answer,
 }
 
-/// The prefix of an event store's ids.
+/// The prefix that all of an event store's ids start with.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin(Box<str>);
 
-/// The 128 random bits that identify a stream in its event ids.
+/// The random bits that identify a stream in its event ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StreamName(u128);
 
-/// An id with an event store's prefix, or `None` if no store can have issued it.
+/// What an id with an event store's prefix refers to: a stream and an event's number.
+///
+/// `None` if no store can have issued the id.
 pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
@@ -59,7 +62,7 @@ pub(crate) type EventId = Option<(StreamName, u64)>;
 impl Event {
     /// Creates an event from a server's message.
     ///
-    /// `json` is the whole message, and `call` the id of the stream's call, or `None` on a standalone stream.
+    /// `json` is the whole message. `call` is the id of the stream's call, or `None` for a standalone stream.
     ///
     /// ```
     /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
@@ -90,7 +93,9 @@ impl Event {
         self
     }
 
-    /// Creates a stream's first event: no message, just an id to resume from and the reconnect delay.
+    /// Creates an event without a message, which gives a client an id to resume from.
+    ///
+    /// It also sets the client's reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::from_lines(lines.into_bytes(), Weight::Kept)
@@ -101,7 +106,7 @@ impl Event {
         self.weight
     }
 
-    /// Returns the lines, whose reservation is released with the last reference to them.
+    /// Returns the lines. Their reservation is released along with the last reference to them.
     pub(super) fn into_bytes(self) -> Bytes {
         let bytes = self.lines;
         match self.reservation {
@@ -114,10 +119,10 @@ impl Event {
     }
 }
 
-/// Spare capacity for the `id` line, so that it can be appended without copying the event.
+/// Spare capacity that lets the `id` line be appended without copying the event.
 pub(super) const ID_CAPACITY: usize = 72;
 
-/// Splits a message into `data` lines. In JSON, line breaks are only white space between tokens.
+/// Splits a message into `data` lines. In JSON, a line break is just white space between tokens.
 fn data_lines(json: &[u8]) -> Vec<u8> {
     const FRAME_OVERHEAD: usize = "data: \n".len();
     let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ID_CAPACITY);
@@ -131,7 +136,7 @@ fn data_lines(json: &[u8]) -> Vec<u8> {
     lines
 }
 
-/// Creates an event that answers a call, whose id is JSON text, with a JSON-RPC error.
+/// Creates an event that answers a call with a JSON-RPC error. `id` is the call's id, as JSON text.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
     error_from_json(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
@@ -156,8 +161,9 @@ impl AsRef<[u8]> for OwnedLines {
 impl Weight {
     /// Returns a message's weight on the stream of `call`.
     ///
-    /// A message that cannot be parsed is kept. If it may be the answer, it counts as one, because the client may be able
-    /// to parse it and there will be no second answer. A batch is the answer if one of its messages is.
+    /// A message that can't be parsed is [`Kept`](Self::Kept), unless a scan finds that it may be the answer. It is then
+    /// treated as the answer, because the client may be able to parse it, and there won't be a second one. A batch is the
+    /// answer if one of its messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
             return Self::of_message(json, call);
@@ -196,7 +202,7 @@ impl Weight {
 
     /// Returns the weight of a message that answers the request `answered`, if any.
     ///
-    /// A stream has only one call, so it is enough if the id [resembles](IdKey::resembles) the call's.
+    /// Since a stream has only one call, it is enough for the id to [resemble](IdKey::resembles) the call's.
     fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
         match answered.zip(call) {
             Some((answered, call)) if answered.resembles(call) => Self::Answer,
@@ -217,7 +223,7 @@ impl StreamName {
         Some(Self(u128::from_ne_bytes(bits)))
     }
 
-    /// Parses a name. Upper-case digits are rejected, because no store writes them.
+    /// Parses a name. Upper-case digits are rejected, because no store produces them.
     fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
@@ -225,7 +231,7 @@ impl StreamName {
     }
 }
 
-/// Hides the bits, which are a credential.
+/// Hides the random bits, which are a credential.
 impl fmt::Debug for StreamName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StreamName")
@@ -235,7 +241,7 @@ impl fmt::Debug for StreamName {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns the origin for a server. Its name is hashed (FNV-1a), but could be guessed from the hash.
+    /// Returns the origin for a server. The server's name is hashed (FNV-1a), but could be guessed from the hash.
     pub(crate) fn of(server: &str) -> Self {
         let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let hash = server.bytes().fold(0x811c_9dc5, add);
@@ -247,7 +253,7 @@ impl Origin {
         format!("{}{:032x}.", self.0, stream.0).into()
     }
 
-    /// Parses an event id. Returns `None` if it has another origin.
+    /// Parses an event id. Returns `None` if it has a different origin.
     pub(crate) fn parse(&self, id: &str) -> Option<EventId> {
         let rest = id.strip_prefix(&*self.0)?;
         Some(rest.split_once('.').and_then(|(stream, seq)| {
@@ -257,7 +263,7 @@ impl Origin {
     }
 }
 
-/// Parses an event number. Signs and leading zeros are rejected, because no store writes them.
+/// Parses an event number. Signs and leading zeros are rejected, because no store produces them.
 fn parse_seq(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;

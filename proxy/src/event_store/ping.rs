@@ -1,8 +1,8 @@
-//! A `ping` whose answer shows whether the server accepts a client's credentials.
+//! Checks, with a `ping`, whether the server accepts a client's credentials.
 //!
-//! Status 200 is not enough, because some servers refuse a client with a JSON-RPC error in such a response, and some gateways
-//! with a login page. The client is only accepted if there is a response to this very `ping` with a result or the error
-//! "method not found".
+//! A 200 status alone proves nothing: some servers send one with a JSON-RPC error when they refuse a client, and some gateways
+//! send one with a login page. The client is only accepted if this very `ping` is answered, either with a result or with the
+//! error "method not found".
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 
 use super::read::{Read, Reader, data};
 use crate::{
-    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    headers::{EVENT_STREAM, JSON, has_content_coding, has_content_type},
     message::{IdKey, Kind, Message},
     refusal::{self, SERVER_ERROR},
 };
 
-/// A `ping` that is waiting to be answered.
+/// A `ping` that has not been answered yet.
 pub(super) struct Ping {
-    /// The id, as JSON text. Servers route answers by id, so no two pings in a session may have the same one.
+    /// The id, as JSON text. Servers route answers by id, so it must be unique among the session's pings.
     id: String,
 }
 
@@ -38,9 +38,11 @@ const NO_SUCH_METHOD: i64 = -32601;
 // === impl Ping ===
 
 impl Ping {
-    /// Creates a `ping` with a random id, which no other proxy in front of the server uses.
+    /// Creates a `ping` with a random id.
+    ///
+    /// This ensures that no other proxy in front of the server uses the same one.
     pub(super) fn new() -> Self {
-        // If the random number generator fails, there is no stream for a client to resume anyway.
+        // If the random number generator fails, no stream can be opened, so there is nothing to resume.
         let random = getrandom::u64().unwrap_or_default();
         Self {
             id: format!(r#""mcp-cancel-proxy-{random:016x}""#),
@@ -52,10 +54,10 @@ impl Ping {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response for a client that the server refuses.
+    /// Returns the response to a client that the server refuses, or `None` if it accepts it.
     ///
-    /// If the server accepts the client, returns `None`. An answer without a success status is returned unchanged. Any other
-    /// refusal is turned into a 403, as is an answer that takes longer than [`ANSWER_TIMEOUT`].
+    /// An answer without a success status is returned unchanged. Any other refusal is turned into a 403, and so is an answer
+    /// whose body takes longer than [`ANSWER_TIMEOUT`].
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);
@@ -73,14 +75,16 @@ impl Ping {
         ))
     }
 
-    /// Returns `true` if an answer to the `ping` accepts the client.
+    /// Returns `true` if an answer to the `ping` shows that the server accepts the client.
     ///
-    /// In an event stream, the first response decides. An answer that is compressed, incomplete, longer than [`MAX_ANSWER`] or
-    /// of another content type does not accept the client.
+    /// In an event stream, the first JSON-RPC response decides. An answer that is compressed, incomplete, longer than
+    /// [`MAX_ANSWER`] or of any other content type is treated as a refusal.
     async fn accepts(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
-        let is_stream = is_of_type(&head.headers, EVENT_STREAM);
-        if has_content_coding(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
+        let is_stream = has_content_type(&head.headers, EVENT_STREAM);
+        if has_content_coding(&head.headers)
+            || !(is_stream || has_content_type(&head.headers, JSON))
+        {
             return false;
         }
         let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);
@@ -111,7 +115,7 @@ impl Ping {
         self.message_accepts(&whole) == Some(true)
     }
 
-    /// Returns whether a response accepts the client, or `None` if the message is not a response.
+    /// Returns whether a message accepts the client, or `None` if it is not a response.
     fn message_accepts(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {

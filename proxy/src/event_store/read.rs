@@ -1,11 +1,11 @@
-//! Parses a server's event stream, keeping what is forwarded.
+//! Parses a server's event stream into events that can be forwarded to a client.
 //!
-//! 1. Events are parsed as the standard requires (WHATWG HTML, section 9.2.6), with its three line endings, byte order mark at
-//!    the start, comments, and events with several data lines. Body frames can split an event anywhere.
-//! 2. An event's `event` and `data` lines are forwarded unchanged, except for their line endings. Its `id` and `retry` are not
-//!    forwarded, because the proxy itself uses them to resume. Comments and unknown fields are removed.
-//! 3. The caller limits the length of lines and events. [`Reader::needed_capacity`] returns the capacity that the next bytes
-//!    need, and [`Reader::take`] can take the lines read so far at any time.
+//! 1. Events are parsed as the standard requires (WHATWG HTML, section 9.2.6), including its three line endings, a byte order
+//!    mark at the start, comments, and events with several data lines. A body's frames may split an event anywhere.
+//! 2. An event's `event` and `data` lines are forwarded unchanged, except for their line endings. Its `id` and `retry` lines
+//!    are not, because the proxy itself uses them to resume. Comments and unknown fields are removed.
+//! 3. It is up to the caller to limit the length of lines and events. [`Reader::needed_capacity`] returns the capacity needed
+//!    for the next bytes, and [`Reader::take`] can take the lines read so far at any time.
 
 use std::{mem, time::Duration};
 
@@ -15,9 +15,9 @@ use memchr::memchr2;
 use super::event::ID_CAPACITY;
 use crate::message::Scanner;
 
-/// Maximum length of an id that is remembered, in bytes.
+/// Maximum length of an event id, in bytes. A longer one is ignored.
 ///
-/// An id is sent back in a header, and each stream's parser can hold three of them.
+/// To resume, the proxy sends the id in a header. Each stream's parser can hold up to three ids.
 pub(super) const MAX_ID: usize = 512;
 
 /// Maximum length of a `retry` value, in bytes.
@@ -28,17 +28,19 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 /// The parser for one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// The lines of the current event that are to be forwarded, as far as they have been read.
+    /// Those of the current event's lines that will be forwarded, as far as they have been read.
     lines: Vec<u8>,
     line: Line,
-    /// Whether the last byte was a carriage return, so that a line feed belongs to it.
+    /// Whether the last byte was a carriage return.
+    ///
+    /// If so, a line feed is part of the same line ending.
     is_after_cr: bool,
     /// How many bytes of the byte order mark have been read.
     ///
-    /// This is `BOM.len()` as soon as no mark can follow any more.
+    /// Set to `BOM.len()` as soon as the mark can no longer follow.
     bom_read: usize,
     has_data: bool,
-    /// Scans the data of an event whose lines are taken before it ends.
+    /// Scans the current event's data if its lines are being taken before it ends.
     scan: Option<Box<Scanner>>,
     /// The value of the current `id` or `retry` line.
     value: Vec<u8>,
@@ -53,12 +55,12 @@ pub(crate) struct Reader {
 enum Line {
     #[default]
     Start,
-    /// That many bytes of the field's name have been read.
+    /// This many bytes of the field's name have been read.
     Name(Field, usize),
     /// The colon has been read, but nothing after it.
     Space(Field),
     Value(Field),
-    /// The line is ignored.
+    /// The rest of the line is ignored.
     Other,
 }
 
@@ -70,19 +72,19 @@ enum Field {
     Retry,
 }
 
-/// Why the parser has returned.
+/// Why [`Reader::read`] has returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     /// All bytes have been read.
     Bytes,
-    /// An event with data has ended. [`Reader::take`] returns its lines.
+    /// An event with data has ended. Call [`Reader::take`] to get its lines.
     Event,
 }
 
 // === impl Reader ===
 
 impl Reader {
-    /// Reads up to the end of the next event with data. The rest stays in `bytes`.
+    /// Reads up to the end of the next event with data, and advances `bytes` to what follows.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
             if self.skip_bom(*first) || (mem::take(&mut self.is_after_cr) && *first == b'\n') {
@@ -109,32 +111,32 @@ impl Reader {
         Read::Bytes
     }
 
-    /// Takes the current event's lines that are to be forwarded.
+    /// Takes those of the current event's lines that are to be forwarded.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         mem::take(&mut self.lines)
     }
 
-    /// Starts scanning the current event, for when its lines are taken before it ends.
+    /// Starts scanning the current event. Needed if its lines are taken before it ends.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scan_lines(&self.lines)));
     }
 
-    /// Returns the scan of the current event, or `None` if none has been started.
+    /// Returns the current event's scan, or `None` if none has been started.
     pub(crate) fn scan(&self) -> Option<&Scanner> {
         self.scan.as_deref()
     }
 
-    /// Ends and returns the scan of the current event, which is empty if none was started.
+    /// Ends and returns the current event's scan. If none was started, it is empty.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
-    /// Returns the capacity that the lines need for `bytes` more bytes.
+    /// Returns the capacity that the lines need in order to take `bytes` more bytes.
     ///
-    /// This is the current capacity if that is enough. Otherwise it is doubled, but not beyond `max` unless the bytes need
+    /// This is the current capacity if that is enough. Otherwise it is twice that, but at most `max`, unless the bytes need
     /// even more.
     pub(crate) fn needed_capacity(&self, bytes: usize, max: usize) -> usize {
-        // A name's bytes are added to the lines once the rest of it has been read.
+        // A field's name is only added to the lines once all of it has been read.
         let held_back = match self.line {
             Line::Name(_, matched) => matched,
             _ => 0,
@@ -147,7 +149,7 @@ impl Reader {
         }
     }
 
-    /// Allocates a capacity of at least `needed` bytes.
+    /// Makes sure that the lines have a capacity of at least `needed` bytes.
     pub(crate) fn reserve(&mut self, needed: usize) {
         self.lines
             .reserve_exact(needed.saturating_sub(self.lines.len()));
@@ -155,7 +157,7 @@ impl Reader {
 
     /// Returns the id that the server can resume from.
     ///
-    /// Returns `None` if no event with an id has ended yet, or if the last such id is empty.
+    /// Returns `None` if no event with an id has ended yet, or if the latest id is empty.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
@@ -165,7 +167,7 @@ impl Reader {
         self.retry
     }
 
-    /// Prepares for another body that continues the same stream. An incomplete event is dropped.
+    /// Prepares for another body that continues the same stream. Drops an incomplete event.
     pub(crate) fn start_next_body(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
@@ -188,7 +190,7 @@ impl Reader {
         false
     }
 
-    /// Adds text from the current line, without its line ending.
+    /// Adds some of the current line's text, which does not include the line ending.
     fn add_text(&mut self, mut text: &[u8]) {
         if let Line::Start = self.line {
             self.line = match text.first() {
@@ -228,7 +230,7 @@ impl Reader {
         }
     }
 
-    /// Adds text to the forwarded lines, if the field is one that is forwarded.
+    /// Adds text to the lines to be forwarded, if the field is `data` or `event`.
     fn forward(&mut self, field: Field, text: &[u8]) {
         if let Field::Data | Field::Event = field {
             self.lines.extend_from_slice(text);
@@ -244,7 +246,7 @@ impl Reader {
             }
             Field::Event => {}
             Field::Id | Field::Retry => {
-                // One byte beyond the limit is kept, to mark the value as too long.
+                // Keep one byte beyond the limit, to mark the value as too long.
                 let max = field.max() + 1 - self.value.len().min(field.max() + 1);
                 let text = text.get(..max).unwrap_or(text);
                 self.value.reserve_exact(text.len());
@@ -273,7 +275,7 @@ impl Reader {
         false
     }
 
-    /// Ends a line's value. An `id` or `retry` that is invalid or too long is ignored.
+    /// Ends a line's value. Ignores an `id` or `retry` that is invalid or too long.
     fn end_value(&mut self, field: Field) {
         self.forward(field, b"\n");
         let value = mem::take(&mut self.value);
@@ -281,7 +283,7 @@ impl Reader {
         match field {
             Field::Data => self.continue_scan(b"\n"),
             Field::Event => {}
-            // The standard requires ids with a NUL to be ignored.
+            // Ignore an id that contains a NUL, as the standard requires.
             Field::Id => {
                 let id = text.filter(|id| !id.contains(&0)).map(Vec::into);
                 self.id = id.or(self.id.take());
@@ -310,7 +312,7 @@ impl Reader {
 
 /// Skips a byte order mark at the start of a JSON body, as clients do.
 ///
-/// `mark` is whatever part of it may still follow.
+/// `mark` is the part of the mark that may still follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
     while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
         if first == byte {

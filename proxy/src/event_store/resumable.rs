@@ -1,23 +1,24 @@
 //! A service that adds resumability to a server that has none.
 //!
-//! | request | effect |
+//! | request | what the service does |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | the proxy reads the event stream, and the client reads the event store |
-//! | POST of `initialize` | forwarded; starts the session |
-//! | POST of `notifications/cancelled` | forwarded; if the server accepts it, the server's stream for that call is closed 1 s later |
-//! | GET with an event id issued by the event store | answered from the event store |
-//! | DELETE | forwarded; if the server accepts it, the session's streams end |
-//! | everything else | forwarded |
+//! | POST of a call in a session, before revision 2026-07-28 | reads the server's events into the event store, and sends them from there |
+//! | POST of `initialize` | forwards it, and starts the session |
+//! | POST of `notifications/cancelled` | forwards it; if the server accepts it, closes the server's stream for that call 1 s later |
+//! | GET with an event id issued by the event store | answers it from the event store |
+//! | DELETE | forwards it; if the server accepts it, ends the session's streams |
+//! | any other request | forwards it |
 //!
-//! Requests are forwarded unchanged, except for the layer's cancellation, which gets the credentials and the id of its call. A fast
+//! Requests are forwarded unchanged, except for the layer's cancellation, which is given its call's credentials and id. A fast
 //! response to a call is passed through unchanged as well, unless it is an event stream. If the response is slow and the client
-//! supports priming events, an event stream is started before the server's response head arrives.
+//! supports priming events, the client's event stream starts before the server has sent its response head.
 //!
-//! A client may resume with different credentials than it made the call with, such as a fresh token. It then gets its stream
-//! only if the server accepts these credentials, which means that it answers a `ping` sent with them, either with a result or
-//! with the error "method not found". Credentials are the path and query of the URL, and all header fields that are not known
-//! to be harmless. The latest credentials accepted for a call are used to request the rest of its answer, and to send the
-//! layer's cancellation. If the server refuses them for the cancellation, it is sent again with the latest accepted in the session.
+//! A client may resume with other credentials than those it made the call with, such as a fresh token. The service then sends
+//! the server a `ping` with the new credentials. The client only gets its stream if the server accepts them, by answering with
+//! a result or with the error "method not found". Credentials are the URL's path and query, and all header fields that are not
+//! known to be harmless. The latest credentials accepted for a call are also used to request the rest of its answer, and to
+//! send the layer's cancellation. If the server refuses a cancellation sent with them, it is sent once more with the latest
+//! credentials accepted in the session.
 
 use std::{
     convert::Infallible,
@@ -47,15 +48,15 @@ use super::{
 use crate::{
     headers::{
         EVENT_STREAM, FIRST_REVISION_WITH_PRIMING, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, exactly_one, has_content_coding, has_sessions, is_of_type, same_value,
+        accepts, exactly_one, has_content_coding, has_content_type, has_sessions, same_value,
     },
-    http_service::read_whole,
+    http_service::read_to_end,
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// Minimum silence before an event stream is started.
+/// Minimum time that the server must be silent before an event stream is started.
 ///
-/// Refusals are usually faster than that, so they can still be passed through unchanged.
+/// Most refusals arrive earlier than this, so they can still be passed through unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 mod cancel;
@@ -80,16 +81,16 @@ pub struct Resumable<S> {
     commit_after: Duration,
 }
 
-/// Evicts the stream on drop, unless it has been taken.
+/// Evicts its stream on drop, unless the stream has been taken out.
 struct UnopenedStream(Option<Stream>);
 
-/// On drop, removes a session created for a single request, unless it has a stream.
+/// On drop, removes a session that was created for one request, unless the session is in use.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
 
 impl<S> Resumable<S> {
-    /// Creates a service that keeps the streams sent by `inner` in `store`.
+    /// Creates a service that stores the event streams sent by `inner` in `store`.
     pub fn new(inner: S, store: EventStore) -> Self {
         Self {
             inner,
@@ -110,7 +111,7 @@ impl<S> Resumable<S> {
 
     /// Sets how long the server may be silent before a call's event stream is started.
     ///
-    /// The default is 1 s. Anything below [`MIN_COMMIT_AFTER`] is raised to that minimum.
+    /// The default is 1 s. The minimum is [`MIN_COMMIT_AFTER`], and lower values are raised to it.
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);
         self
@@ -132,7 +133,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Call the service that has been polled ready, not its clone.
+        // Call the service that has been polled ready rather than its clone.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),
@@ -174,7 +175,7 @@ where
         }
     }
 
-    /// Forwards a session's request unchanged, and keeps its credentials if it is accepted.
+    /// Forwards a session's request unchanged. If it is accepted, stores its credentials.
     async fn forward_in_session(
         &mut self,
         session: Option<Session>,
@@ -190,7 +191,7 @@ where
 
     /// Resumes a stream from the event store, once the server has accepted the client.
     ///
-    /// Forwards any other GET.
+    /// A GET without one of the event store's ids is forwarded.
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
         let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
@@ -223,7 +224,7 @@ where
             return self.forward(request).await;
         }
         let (parts, body) = request.into_parts();
-        let body = match read_whole(body, MAX_BODY).await {
+        let body = match read_to_end(body, MAX_BODY).await {
             Ok(body) => body,
             Err(body) => return self.forward(Request::from_parts(parts, body)).await,
         };
@@ -234,8 +235,8 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancellation gets the credentials and the id of its call, whereas a client's cancellation has its own. Without a
-        // layer, requests have no token.
+        // A client's cancellation already carries credentials and an id. The layer's is given those of its call. Without a layer,
+        // requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -287,15 +288,16 @@ where
 
     /// Serves a call in a session.
     ///
-    /// The client reads from the event store if the server answers with an event stream, or is silent for too long. Any other
-    /// response is passed through unchanged, and so is a call for which the store has no room.
+    /// If the server answers with an event stream, or is silent for too long, the client reads from the event store. Any other
+    /// response is passed through unchanged. A call for which the store has no room is simply forwarded.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let sent = SentCredentials::of(&request);
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .credentials(sent.credentials.clone())
             .with_extra_bytes(sent.bytes);
-        // The session may be older than the proxy, but this request's revision shows whether the client supports priming events.
+        // The session may have started before the proxy did. Even then, this request's revision shows whether the client supports
+        // priming events.
         let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let existing = self.store.session(id);
@@ -312,8 +314,8 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // Only the server knows whether an unknown session exists. Its stream is therefore not opened until the response has
-        // arrived, unless the session was started above.
+        // Only the server knows whether an unknown session exists. So unless the session was started above, open the stream only
+        // once the response has arrived.
         let (mut unopened, call) = match &session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
@@ -352,7 +354,7 @@ where
         };
         let (mut head, body) = response.into_parts();
         let is_readable = head.status.is_success()
-            && is_of_type(&head.headers, EVENT_STREAM)
+            && has_content_type(&head.headers, EVENT_STREAM)
             && !has_content_coding(&head.headers);
         if !is_readable {
             return Response::from_parts(head, body);
@@ -382,12 +384,12 @@ where
     stream.set_writer(task.abort_handle());
 }
 
-/// Turns a client's resume into a `ping` with the same credentials.
+/// Turns a client's resume request into a `ping` with the same credentials.
 fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     let ping = ping.message();
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // The `ping` must not be taken for one of the client's calls.
+    // Otherwise, the `ping` would be mistaken for one of the client's calls.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);
@@ -403,7 +405,7 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     Request::from_parts(head, Body::from(ping))
 }
 
-/// Returns `true` if the request's revision may have sessions. Such a revision is always a date.
+/// Returns `true` if the request's revision has sessions, or if it states no revision.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;
@@ -411,7 +413,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
-/// Returns `true` if a message's `_meta` has no revision, or one with sessions.
+/// Returns `true` if a message's `_meta` states no revision, or one that has sessions.
 fn has_session_revision(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))

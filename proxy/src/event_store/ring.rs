@@ -1,23 +1,23 @@
-//! The events of one stream, for a reader that may disconnect and resume.
+//! Buffers one stream's events for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O, and it is up to its callers to wait and to wake tasks. It guarantees the following:
+//! [`Ring`] does no I/O. Waiting, and waking tasks, is up to its callers. It guarantees the following:
 //!
-//! 1. **Numbers.** Events, including dropped ones, are numbered from 0.
-//! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. Dropped events
-//!    are replaced by an SSE comment that states how many there were. With [`Start::Unread`], a reader starts at the first
+//! 1. **Numbers.** Events are numbered from 0, including those that are dropped.
+//! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped
+//!    events, it gets an SSE comment that states how many there were. With [`Start::Unread`], a reader starts at the first
 //!    event that no reader has taken.
-//! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. Next are the oldest notifications
-//!    that the attached reader has taken, and then the oldest of its other taken events. All other events are kept until the
-//!    ring is cleared.
-//! 4. **Limits.** `push` only adds an event while the ring is below both limits ([`BufferLimits`]), so the byte limit is
-//!    exceeded by at most one event. `push_reserved` ignores both. Every event in the ring is covered by a reservation at
-//!    all times, and bytes that a reader has taken are covered until their last holder drops them.
-//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
-//! 6. **The end.** Once the ring has ended, no event can be pushed. Only the error in guarantee 8 can still be appended.
-//! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, to a reader that has taken everything before it.
-//!    If that reader detaches before the last piece, no reader gets the event.
-//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer by the time the ring has ended, gets an
-//!    error instead, because that event may have been the answer.
+//! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. If there is none, it is the oldest
+//!    notification that the attached reader has already taken, or else the oldest other event that it has taken. All other
+//!    events stay until the ring is cleared.
+//! 4. **Limits.** `push` only adds an event while the ring is below both of its limits ([`BufferLimits`]), so it exceeds the
+//!    byte limit by at most one event. `push_reserved` ignores both limits. Every event in the ring is always covered by a
+//!    reservation. Bytes that a reader has taken stay covered until their last holder drops them.
+//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` returns [`Taken::End`] from then on.
+//! 6. **The end.** Once the ring has ended, it accepts no more events, except for the error in guarantee 8.
+//! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, as soon as the reader has taken everything before
+//!    it. If the reader detaches before it has taken the last piece, no other reader ever gets the event.
+//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed such an event, and the
+//!    ring has ended without an answer left in it, the reader gets an error instead.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -30,18 +30,18 @@ use super::{
 
 /// Memory overhead of an event, beyond its own bytes.
 ///
-/// This covers its entry in the ring, whose capacity can be twice its length, the owner of its bytes, and the rounding up
-/// of both allocations.
+/// This covers the event's entry in the ring (whose capacity can be twice its length), the owner of its bytes, and the
+/// rounding of both allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time.
 ///
-/// While an event bypasses the ring, one such piece and whatever hyper has buffered are not covered by a reservation.
+/// While an event bypasses the ring, one piece of this size and whatever hyper has buffered are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that was cut off at an arbitrary byte while its reader was taking it.
 ///
-/// Clients then parse an event of an unknown type or, if no part of it was sent, a comment and an event without data.
+/// A client then sees an event of an unknown type or, if none of it was sent, a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -50,26 +50,26 @@ mod dropping;
 /// The events of one stream.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// The prefix of its event ids.
+    /// The prefix of the stream's event ids.
     prefix: Box<str>,
     events: VecDeque<Entry>,
     /// The total cost of the events.
     cost: usize,
-    /// Covers the cost of the stream itself.
+    /// Covers the stream itself.
     stream_reservation: Reservation,
-    /// Always empty. The events' reservations are created as its siblings.
+    /// Always empty. Used only to create reservations for events.
     event_reservation: Reservation,
     limits: BufferLimits,
     /// The number of the next event.
     next: u64,
     answer: Option<u64>,
     reader: Option<Reader>,
-    /// How many readers have been attached so far.
+    /// How many readers have ever been attached.
     readers: u64,
     /// The first event that no detached reader has taken.
     unread: u64,
     bypass: Bypass,
-    /// The last event that bypassed the ring, with the error for a reader that has missed it.
+    /// The last event that bypassed the ring, along with the error for a reader that missed it.
     bypassed: Option<(u64, Event)>,
     gaps: u64,
     has_ended: bool,
@@ -80,7 +80,7 @@ pub(crate) struct Ring {
 pub(crate) struct BufferLimits {
     pub(crate) events: usize,
     pub(crate) bytes: usize,
-    /// The reconnect delay that is sent to clients.
+    /// The reconnect delay sent to clients.
     pub(crate) retry: Duration,
 }
 
@@ -95,7 +95,7 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that the reader may have missed. Events that bypassed the ring to this reader precede it.
+    /// The first event that the reader may have missed. This is after any event that bypassed the ring to this reader.
     from: u64,
     /// The event that the reader takes next.
     position: u64,
@@ -116,13 +116,13 @@ pub(crate) enum Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReaderId(u64);
 
-/// The state of the event that bypasses the ring.
+/// The state of an event that is bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
-    /// The piece that the reader takes next, or `None` if there is none to take.
+    /// The piece that the reader takes next, or `None` if it has taken every piece so far.
     Piece(Option<Bytes>),
-    /// The reader has detached, there was none, or the ring has ended.
+    /// The reader has detached, there was no reader, or the ring has ended.
     Aborted,
 }
 
@@ -133,21 +133,21 @@ pub(crate) enum Pushed {
     Done,
     /// There may be room once the reader has taken more.
     Wait(Event),
-    /// A budget has no room. The event can only bypass the ring, unless a stream is evicted.
+    /// A budget has no room. Unless a stream can be evicted, the event has to bypass the ring.
     Exhausted(Event, Exhausted),
-    /// There is no room, and no attached reader to free any.
+    /// There is no room, and no attached reader that could free any.
     Full,
     /// The ring has ended.
     Ended,
 }
 
-/// The state of a piece that bypasses the ring.
+/// The state of a piece that is bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// The reader that was taking the event has detached, there was none, or the ring has ended.
+    /// The event's reader has detached, there was no reader, or the ring has ended.
     NoReader,
 }
 
@@ -164,7 +164,7 @@ pub(crate) enum Taken {
 impl Ring {
     /// Creates an empty ring.
     ///
-    /// `stream_reservation` covers the cost of the stream itself, and `event_reservation` is empty.
+    /// `stream_reservation` covers the stream itself. `event_reservation` must be empty.
     pub(crate) fn new(
         prefix: Box<str>,
         limits: BufferLimits,
@@ -191,7 +191,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event. If there is no room for a droppable one, it is counted and dropped.
+    /// Adds an event. A droppable event for which there is no room is counted and dropped.
     pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
         if self.has_ended {
             return Pushed::Ended;
@@ -199,7 +199,7 @@ impl Ring {
         let cost = event.lines.len() + ID_CAPACITY + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.is_below_limits() {
-                // Reuse the reservation under which the event was read, if there is one.
+                // Reuse the reservation that the event was read under, if there is one.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.event_reservation.sibling());
@@ -231,10 +231,9 @@ impl Ring {
         }
     }
 
-    /// Adds an event that the stream's own reservation covers.
+    /// Adds an event that is covered by the stream's own reservation.
     ///
-    /// This is either the stream's first event or an error that ends the stream. Does nothing if the ring has ended or
-    /// already has an answer.
+    /// This is the first event, or the error that ends the stream. Does nothing if the ring has ended or has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -247,7 +246,8 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// Returns `None`, and keeps the previous reader, if `from` is an event that never existed or the ring has been cleared.
+    /// If `from` names an event that never existed, or the ring has been cleared, the previous reader stays attached and this
+    /// returns `None`.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -271,7 +271,7 @@ impl Ring {
         Some(id)
     }
 
-    /// Returns what the reader gets next: up to [`MAX_FRAME`] bytes, or a comment.
+    /// Returns what the reader gets next: up to [`MAX_FRAME`] bytes of an event, or a comment.
     ///
     /// A detached reader gets [`Taken::End`].
     pub(crate) fn take(&mut self, id: ReaderId) -> Taken {
@@ -313,14 +313,14 @@ impl Ring {
         }
     }
 
-    /// Adds the priming event, which has no message, just an id to resume from.
+    /// Adds the priming event, which carries no message, just an id to resume from.
     pub(crate) fn prime(&mut self) {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event with no message, just the id of the event before the reader's position.
+    /// Returns an event that carries just the id of the event before the reader's position.
     ///
-    /// Returns `None` if the reader has detached or there is no earlier event.
+    /// Returns `None` if the reader has detached, or if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
         let last = reader.position.checked_sub(1)?;
@@ -329,13 +329,13 @@ impl Ring {
         Some(lines.into())
     }
 
-    /// Ends the ring, which rejects any further pushes.
+    /// Ends the ring. Any further push is rejected.
     pub(crate) fn end(&mut self) {
         self.has_ended = true;
         self.abort_bypass();
     }
 
-    /// Ends the ring and releases everything that it has reserved.
+    /// Ends the ring, drops its events, and releases its reservations.
     pub(crate) fn clear(&mut self) {
         self.end();
         self.is_cleared = true;
@@ -350,7 +350,7 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Returns `true` if the answer is pending, or the attached reader still has events to take.
+    /// Returns `true` if the answer is pending, or if the attached reader has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.position < self.next;
         !(self.has_ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
@@ -362,7 +362,7 @@ impl Ring {
         is_unread && self.reader.is_none() && !self.is_cleared
     }
 
-    /// Returns the reconnect delay that is sent to clients.
+    /// Returns the reconnect delay sent to clients.
     pub(crate) fn retry(&self) -> Duration {
         self.limits.retry
     }
@@ -381,7 +381,7 @@ impl Ring {
         self.readers > 0 && self.reader.is_none()
     }
 
-    /// Returns `true` if the ring has ended and this reader is attached and has taken all of it.
+    /// Returns `true` if the ring has ended and this reader, still attached, has taken all of it.
     pub(crate) fn is_fully_read_by(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
         self.has_ended && reader.is_some_and(|reader| reader.position == self.next)
@@ -392,12 +392,12 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if there is a later event, even a dropped one. Always `false` once cleared.
+    /// Returns `true` if there is a later event, even a dropped one. Always `false` once the ring has been cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }
 
-    /// Returns `true` if there has ever been an event. Otherwise no client can resume.
+    /// Returns `true` if there has ever been an event. Without one, a client has no id to resume from.
     pub(crate) fn has_events(&self) -> bool {
         self.next > 0
     }
@@ -428,7 +428,7 @@ impl Ring {
         });
     }
 
-    /// Skips the number of an event that is dropped without having been added.
+    /// Skips a number, for an event that is dropped instead of being added.
     fn skip(&mut self) {
         self.next += 1;
     }

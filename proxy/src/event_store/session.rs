@@ -1,4 +1,4 @@
-//! A session and its streams.
+//! A session, which opens streams and looks them up.
 
 use std::{
     fmt,
@@ -25,13 +25,13 @@ use crate::message::IdKey;
 
 /// Number of bytes that a stream's parser may use without a reservation.
 ///
-/// This lets it read progress events, and drop them, even when there is no room.
+/// This lets the parser read progress events, and drop them, even when there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
 /// Memory overhead of a stream, not counting its events.
 ///
-/// This covers the stream itself, the task that writes it, its entries in the maps, and its first event and its error, which
-/// therefore always fit.
+/// This covers the stream itself, the task that writes to it, and its entries in the maps. It also covers the stream's first
+/// event and its final error, so these always fit.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
 /// Memory overhead of a session, not counting its streams.
@@ -44,7 +44,7 @@ pub struct Session(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// Whether the client supports priming events, as the revision in one of its requests shows.
+    /// Whether the client supports priming events, judging by a revision that it has sent.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
@@ -86,7 +86,7 @@ impl Session {
 
     /// Returns `true` if the session's streams may be [primed](Stream::prime).
     ///
-    /// Clients that use a revision before 2025-11-25 fail on an event without a message.
+    /// Clients that use a revision older than 2025-11-25 fail on an event without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
     }
@@ -97,41 +97,41 @@ impl Session {
 
     /// Opens a stream for a call.
     ///
-    /// To make room, evicts streams that are no longer needed, removes idle sessions, and drops droppable events that no client
-    /// is reading. Returns `None` if there is still no room, the session has been closed, or the system's random number
-    /// generator fails.
+    /// If there is no room, evicts streams that are no longer needed, removes idle sessions, and drops droppable events that no
+    /// client is reading. Returns `None` if there is still no room after that, if the session has been closed, or if the
+    /// system's random number generator fails.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
 
-    /// Like [`open`](Self::open), but the stream belongs to no call.
+    /// Like [`open`](Self::open), but for a stream that does not belong to a call.
     pub fn open_standalone(&self) -> Option<Stream> {
         self.open_stream(None)
     }
 
-    /// Returns the response to a client that opens a stream of this session without an event id.
+    /// Returns the response to a client that opens one of the streams without an event id.
     ///
-    /// The client gets the events that no client has taken yet. If earlier ones have already been taken, a client that
-    /// supports priming first gets an event without a message, so that it has an id to resume from.
+    /// The client gets the events that no client has received yet. If there have been earlier ones, a client that supports
+    /// priming first gets an event without a message, so that it has an id to resume from.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
     }
 
     /// Returns the stream of the newest call with this id.
     ///
-    /// Returns `None` if there is no such call or its stream is no longer kept.
+    /// Returns `None` if there is no such call, or if its stream has been removed.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
 
-    /// Keeps an accepted request's credentials for as long as the session has a stream.
+    /// Stores an accepted request's credentials until the session has no streams left.
     ///
-    /// Does nothing if the session has no stream, there is no room, or the credentials of a later request are already kept.
+    /// Does nothing if the session has no streams, if there is no room, or if a later request's credentials are already stored.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         self.0.index.accept_credentials(sent);
     }
 
-    /// Returns the latest accepted credentials, if there are any and they differ from `refused`.
+    /// Returns the latest accepted credentials, unless there are none or they equal `refused`.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
         let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)
@@ -139,7 +139,7 @@ impl Session {
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { index, shared, .. } = &*self.0;
-        // The id is stored up to four times: as text, in two keys and in an error.
+        // The id may be stored four times: as text, in two keys, and in an error.
         let call_bytes = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
@@ -175,12 +175,12 @@ impl Session {
             .then_some(stream)
     }
 
-    /// Returns the stream with this name, which counts as a use of the session.
+    /// Returns the stream with this name, and marks the session as just used.
     pub(super) fn stream(&self, name: StreamName) -> Option<Stream> {
         self.0.index.get(name)
     }
 
-    /// Ends all of the session's streams. After that, no stream can be opened.
+    /// Ends all of the session's streams. No stream can be opened afterwards.
     pub(super) fn close(&self) {
         self.0.index.close();
     }
@@ -201,8 +201,8 @@ impl Session {
 
     /// Returns when the session was last used, or `None` if it is in use.
     ///
-    /// A session is in use if it has a stream or another clone, such as one held by a request. While the event store is locked,
-    /// an idle session stays idle, because it can only be cloned from the store's entry.
+    /// A session is in use if it has a stream, or if there is another clone of it, such as one held by a request. While the
+    /// event store is locked, an idle session stays idle, because it can only be cloned from the store's entry.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_shared = Arc::strong_count(&self.0) > 1;
         self.0.index.idle_since().filter(|_| !is_shared)
@@ -210,8 +210,8 @@ impl Session {
 
     /// Returns when a client last stopped reading one of the session's streams.
     ///
-    /// Returns `None` if a client is reading one now. The inner value is `None` if none of the remaining streams has ever had a
-    /// client.
+    /// Returns `None` if a client is reading one of them now. The inner value is `None` if none of the remaining streams has
+    /// ever had a client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {
         let mut latest = None;
         for stream in self.0.index.streams() {
@@ -228,7 +228,7 @@ impl Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Do not show the id, which is a credential.
+        // Leave out the id, which is a credential.
         f.debug_struct("Session")
             .field("primes", &self.primes())
             .field("streams", &self.stream_count())

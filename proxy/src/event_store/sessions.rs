@@ -1,4 +1,4 @@
-//! The event store, which has all of a server's sessions.
+//! The event store, which holds all of a server's sessions.
 
 use std::{
     collections::HashMap,
@@ -27,20 +27,20 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancellation is postponed at a time.
+/// How long to postpone a cancellation before checking again.
 ///
-/// A cancellation waits while a client is reading the stream, or while the server is checking a client that wants to resume.
+/// A cancellation has to wait while a client is reading the stream, or while the server is checking a client that wants to resume.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
-/// How much later than the layer the event store may detect a disconnect.
+/// How much later than the layer the event store may notice a disconnect.
 const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// Minimum time between two scans of all sessions if the first one could not make any room.
+/// How long to wait before scanning all sessions again after a scan that freed nothing.
 ///
-/// Otherwise a full event store would scan the sessions for every event.
+/// Without this, a full event store would scan the sessions for every event.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The event store, which has all of a server's sessions. Clones share it.
+/// The event store, which holds all of a server's sessions. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
@@ -52,19 +52,19 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of streams, including ended ones that are still kept.
     pub streams: usize,
-    /// Number of bytes kept, overhead included.
+    /// Number of bytes in use, overhead included.
     pub buffer_bytes: usize,
     /// How many times a client has resumed a stream.
     pub resumes: u64,
     /// How many times a client has been notified of missing events.
     ///
-    /// They are only counted once the stream is removed.
+    /// A stream's gaps are only counted once the stream has been removed.
     pub gaps: u64,
 }
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The stream that the id belongs to, and the number of the event, which might not exist.
+    /// The stream that the id belongs to, and the event's number. There might be no such event.
     Stream(Stream, u64),
     Unknown,
 }
@@ -90,8 +90,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. A client
-    /// that [resumes](Self::resume) with one gets an error, and the server never receives the id.
+    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. If a
+    /// client [resumes](Self::resume) with such an id, it gets an error, and the id is never sent to the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -103,11 +103,11 @@ impl EventStore {
         }))
     }
 
-    /// Returns the session with this id, which is created if it is not known yet.
+    /// Returns the session with this id, creating it if it is not known yet.
     ///
-    /// `requested_revision` is the revision in the client's `initialize`, if that is what starts the session. It decides
-    /// whether the client supports priming events. To make room, removes idle sessions, and returns `None` if that is not
-    /// enough.
+    /// If the session starts with an `initialize`, `requested_revision` is the revision in that request, which shows whether
+    /// the client supports priming events. If there is no room, idle sessions are removed first. Returns `None` if there is
+    /// still no room after that.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -140,8 +140,8 @@ impl EventStore {
 
     /// Returns the response to a client that resumes after an event.
     ///
-    /// The response is an error if the event is unknown or no longer kept. Returns `None` if the id was not issued by any event
-    /// store for this server, in which case the server itself may know it.
+    /// The response is an error if the event is unknown or no longer stored. Returns `None` if the id was not issued by any
+    /// event store for this server. In that case, it may be one of the server's own.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -150,7 +150,7 @@ impl EventStore {
         })
     }
 
-    /// Returns `true` if this event is known and there is a later one.
+    /// Returns `true` if the id's stream is known and has a later event.
     pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
         match self.look_up(session, last_event_id) {
             Lookup::Stream(stream, seq) => stream.has_more(seq),
@@ -160,8 +160,8 @@ impl EventStore {
 
     /// Returns `true` if a shutdown should wait for a client.
     ///
-    /// That is the case while an answer is pending or being read, and as long as its client may still resume within the
-    /// reconnect delay.
+    /// It should wait while an answer is pending or being read, and as long as the answer's client may still resume within
+    /// the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         let mut indexes = self.0.indexes().into_iter();
         indexes.any(|index| index.streams().iter().any(Stream::is_in_progress))
@@ -169,10 +169,10 @@ impl EventStore {
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
-    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancellation is postponed while the
-    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period after that.
-    /// This is needed because the layer does not detect a resume at a different path of the server. A call without a stream
-    /// may be cancelled at once.
+    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The layer itself does not see a
+    /// client that resumes at a different path of the server. The event store does, and postpones the cancellation while the
+    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period
+    /// after that. A call without a stream may be cancelled at once.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -207,12 +207,12 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if an event id was issued by this store, or by another for the same server.
+    /// Returns `true` if an event id was issued by this or another store for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.parse(event_id).is_some()
     }
 
-    /// Looks up an event id in a session. Another session's id is unknown.
+    /// Looks up an event id in a session. An id from any other session is unknown.
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
         let id = self.0.shared.origin.parse(event_id).flatten();
         let lookup = id.and_then(|(name, seq)| {
@@ -222,9 +222,9 @@ impl EventStore {
         lookup.unwrap_or(Lookup::Unknown)
     }
 
-    /// Returns a response that reads a stream after an event, and counts the resume.
+    /// Returns a response that continues a stream after an event, and counts the resume.
     ///
-    /// If the event is unknown, the response is an error.
+    /// If the event is unknown, returns an error response instead.
     pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
         let Some(response) = stream.respond_after(seq) else {
             return unknown_event();
@@ -234,7 +234,7 @@ impl EventStore {
     }
 }
 
-/// Returns the response to an unknown or expired event id.
+/// Returns the error response for an unknown or expired event id.
 pub(super) fn unknown_event() -> Response<Body> {
     let text =
         "Last-Event-ID does not match an event of this session, or that event is no longer stored";
@@ -278,7 +278,7 @@ impl Shared {
         Some(session)
     }
 
-    /// Drops the oldest droppable event of each stream that no client is reading.
+    /// Drops the oldest droppable event from each stream that no client is reading.
     ///
     /// Returns `false` if nothing is dropped.
     fn drop_unread(&self) -> bool {
@@ -287,7 +287,7 @@ impl Shared {
         streams.filter(Stream::drop_unread).count() > 0
     }
 
-    /// Returns every session's stream index. Cloning the sessions instead would count as using them.
+    /// Returns every session's stream index. Cloning the sessions themselves would mark them as in use.
     fn indexes(&self) -> Vec<Arc<StreamIndex<Stream>>> {
         self.sessions().values().map(Session::index).collect()
     }
@@ -318,7 +318,7 @@ impl AllSessions for Shared {
     }
 }
 
-/// Removes at least half of the idle sessions, starting with the least recently used.
+/// Removes at least half of the idle sessions, least recently used first.
 ///
 /// Returns `false` if no session is idle.
 fn remove_idle(sessions: &mut HashMap<Arc<str>, Session>) -> bool {

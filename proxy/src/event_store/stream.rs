@@ -1,4 +1,4 @@
-//! A stream of events, added by a writer and taken by the response to a client.
+//! A stream of events, which a writer adds and a client's response reads.
 
 use std::{
     fmt,
@@ -38,14 +38,14 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once but was too large for the proxy to keep";
 
-/// How long the proxy keeps reading a call's upstream stream after a cancellation or the answer.
+/// How long the proxy keeps reading from the server after a call's cancellation or answer.
 ///
-/// Some servers never end the stream themselves.
+/// This is limited because some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
 ///
-/// Clones share the stream, which its writer must end.
+/// Clones share the stream. Its writer must end it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -73,17 +73,16 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused because the stream had ended or had no room.
+/// The event was refused, because the stream had ended or had no room for it.
 ///
-/// In either case, the stream has ended if it belongs to a call.
+/// A call's stream also ends when it has no room for an event. A standalone stream continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
 struct Inner {
     number: u64,
-    /// The id of the stream's call, both as the client wrote it and as a key for its value.
+    /// The id of the stream's call: as the client wrote it, and as a key that compares by value.
     call: Option<(Box<str>, IdKey)>,
-    /// The session's index.
     index: Weak<StreamIndex<Stream>>,
     /// How long the stream is kept after it has ended.
     retention: Duration,
@@ -92,11 +91,11 @@ struct Inner {
     reader_progress: Notify,
     /// Notified when `State::close_at` is set.
     close_due: Notify,
-    /// Notified when the server has accepted other credentials.
+    /// Notified when the server has accepted credentials again.
     credentials_renewed: Notify,
-    /// Number of clients whose credentials the server is currently being asked about.
+    /// Number of clients whose credentials the server is currently checking.
     pending_checks: AtomicUsize,
-    /// Number of pending requests by which the client is ending the call.
+    /// Number of requests in flight with which the client is ending the call.
     pending_ends: AtomicUsize,
 }
 
@@ -106,7 +105,7 @@ struct State {
     /// When a client last stopped reading.
     detached_at: Option<Instant>,
     token: Option<CallToken>,
-    /// The latest credentials with which the server accepted a request for the call.
+    /// The latest credentials that the server has accepted in a request for this call.
     credentials: Option<Arc<Credentials>>,
     /// Whether the server has refused `credentials` since accepting them.
     has_refused_credentials: bool,
@@ -115,9 +114,9 @@ struct State {
     /// Whether `notify_answered` has already handled the answer.
     is_notified: bool,
     writer: Option<AbortHandle>,
-    /// When the stream expires, once it has ended.
+    /// When the stream expires, or `None` if it has not ended yet.
     until: Option<Instant>,
-    /// Whether the stream has been marked as evictable, or closed. Reset when a client attaches with events left to read.
+    /// Whether the stream is marked as evictable or has been closed. Reset when a client that still has events to read attaches.
     is_evictable: bool,
     /// Whether a lack of room has already been logged.
     has_logged_full: bool,
@@ -175,9 +174,10 @@ impl Stream {
         self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
-    /// Adds the priming event, which has no message, just an id to resume from.
+    /// Adds the priming event, which carries no message, just an id to resume from.
     ///
-    /// Call this only if the session allows it ([`Session::primes`](super::Session::primes)). There is always room for one.
+    /// Only call this if the session allows it ([`Session::primes`](super::Session::primes)). There is always room for one
+    /// priming event.
     pub fn prime(&self) {
         let reader = {
             let mut state = self.state();
@@ -191,17 +191,17 @@ impl Stream {
 
     /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
-    /// Before waiting, makes room by dropping droppable events, possibly this one, and then events that have been sent to the
-    /// client. If there is still no room and no client is attached, the call ends with an error. An event that exceeds the
-    /// budget bypasses the buffer and is not kept.
+    /// Before it waits, this makes room by dropping droppable events (possibly this one), and then events that have already
+    /// been sent to the client. If there is still no room and no client is attached, the call ends with an error. An event
+    /// that exceeds the budget is passed to the client directly and not stored.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. In either case, a call's stream has ended by then.
+    /// Returns [`Refused`] if the stream has ended or has no room. If it belongs to a call, it has ended in either case.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it is waiting, the event may be lost, so the stream should then be ended.
+    /// If the future is dropped while it is waiting, the event may be lost. You should then end the stream.
     pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             let reader_progress = self.0.reader_progress.notified();
@@ -223,12 +223,12 @@ impl Stream {
 
     /// Adds an event without waiting.
     ///
-    /// If there is no room, the call ends with an error even while a client is attached. Use this if other work would be held
-    /// up by a waiting writer.
+    /// If there is no room, the call ends with an error, even if a client is attached. Use this where a waiting writer would
+    /// hold up other work.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. In either case, a call's stream has ended by then.
+    /// Returns [`Refused`] if the stream has ended or has no room. If it belongs to a call, it has ended in either case.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -247,10 +247,10 @@ impl Stream {
         self.read(Start::Beginning, false).unwrap_or_default()
     }
 
-    /// Returns a response whose body starts at the first event that no client has taken.
+    /// Returns a response whose body starts at the first event that no client has received.
     ///
-    /// If `with_position` is set and there are earlier events, the body begins with an event without a message, so that the
-    /// client has an id to resume from.
+    /// If `with_position` is set and there have been earlier events, the body begins with an event that carries no message,
+    /// just an id to resume from.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
@@ -262,10 +262,10 @@ impl Stream {
         self.read(Start::After(after), false)
     }
 
-    /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now.
+    /// Makes [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
     ///
-    /// Use this once the call has been cancelled or answered. Without an answer, the call counts as cancelled from now on.
-    /// Later calls do not postpone the deadline.
+    /// Use this once the call has been cancelled or answered. If there is no answer yet, the stream treats the call as
+    /// cancelled from now on. Calling this again does not postpone the deadline.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -278,7 +278,7 @@ impl Stream {
 
     /// Waits for the call to be cancelled or answered, and then for another [`UPSTREAM_LINGER`].
     ///
-    /// A call counts as cancelled as soon as its token fires, whether or not the server accepts the cancellation.
+    /// As soon as its token fires, a call is considered cancelled, whether or not the server accepts the cancellation.
     ///
     /// # Cancel safety
     ///
@@ -311,12 +311,12 @@ impl Stream {
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
-    /// Registers the task that writes the stream.
+    /// Registers the task that writes to the stream.
     ///
-    /// The task is aborted when the stream is closed, or at once if the stream has already ended.
+    /// The task is aborted when the stream is closed, or right away if the stream has already ended.
     pub(super) fn set_writer(&self, writer: AbortHandle) {
         let mut state = self.state();
-        // In the meantime, the stream may have been closed, or the task may have ended it.
+        // By now, the stream may have been closed, or the task may already have ended it.
         match state.until {
             None => state.writer = Some(writer),
             Some(_) => {
@@ -343,7 +343,7 @@ impl Stream {
         self.state().ring.drop_droppable()
     }
 
-    /// If the call has been answered, notifies its token and schedules the close, at most once.
+    /// If the call has been answered, notifies its token and schedules the close. Does so at most once.
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();
@@ -358,11 +358,11 @@ impl Stream {
         }
     }
 
-    /// Refuses an event for lack of room.
+    /// Refuses an event for which there is no room.
     ///
-    /// A call's stream ends with `message` as its error, but a standalone stream continues.
+    /// If the stream belongs to a call, it ends with `message` as its error. A standalone stream continues.
     fn fail(&self, message: &str) -> Result<(), Refused> {
-        // Only log this once, because a standalone stream continues and its server may send many more events.
+        // Log this only once: a standalone stream continues, and its server may send many more events.
         let is_first = !mem::replace(&mut self.state().has_logged_full, true);
         if is_first {
             tracing::warn!(

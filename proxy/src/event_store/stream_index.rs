@@ -1,7 +1,7 @@
-//! Indexes each session's streams, and the ended streams of all sessions.
+//! Indexes a session's streams, and tracks which streams across all sessions have ended.
 //!
-//! The index does not depend on the type of its streams. This lets a stream refer to the [`StreamIndex`] that contains it, and
-//! have that index evict other streams or make room across [all sessions](AllSessions).
+//! The index is generic over its streams. That way, a stream can refer to the [`StreamIndex`] that contains it, and have it
+//! evict other streams or make room across [all sessions](AllSessions).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -37,15 +37,15 @@ struct IndexState<S> {
     names: HashMap<StreamName, u64>,
     /// The number of the newest stream for each call id.
     calls: HashMap<Arc<IdKey>, u64>,
-    /// Ended streams that have been read by their client, or whose call was cancelled.
+    /// Ended streams that their client has read in full, or whose call was cancelled.
     evictable: BTreeSet<u64>,
-    /// Always `None` while there is no stream.
+    /// Always `None` while the session has no streams.
     accepted: Option<AcceptedCredentials>,
     is_closed: bool,
     last_used: Instant,
 }
 
-/// The credentials from the latest of the session's requests that the server has accepted.
+/// The credentials of the session's latest request that the server has accepted.
 #[derive(Debug)]
 struct AcceptedCredentials {
     sent: SentCredentials,
@@ -72,22 +72,22 @@ pub(super) struct EndedStreams<S> {
 pub(super) trait AllSessions: fmt::Debug + Send + Sync {
     /// Removes idle sessions, or else drops droppable events that no client is reading.
     ///
-    /// Returns `false` if that makes no room.
+    /// Returns `false` if that frees nothing.
     fn make_room(&self) -> bool;
 }
 
 #[derive(Debug)]
 struct EndedState<S> {
     by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
-    /// The ended streams that may be evicted.
+    /// Those of the ended streams that may be evicted.
     evictable: BTreeSet<(Instant, u64)>,
-    /// The task that removes expired streams, which runs for as long as there are ended ones.
+    /// The task that removes expired streams. It runs as long as there are ended streams.
     sweeper: Option<AbortHandle>,
 }
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired and has been removed from the ended streams.
+    /// This stream has expired, and is no longer tracked as an ended one.
     Due(Weak<StreamIndex<S>>, u64),
     /// No stream expires before this time.
     At(Instant),
@@ -158,7 +158,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream.clone())
     }
 
-    /// Returns the stream with this name, which counts as a use of the session.
+    /// Returns the stream with this name, and marks the session as just used.
     pub(super) fn get(&self, name: StreamName) -> Option<S> {
         let mut state = self.state();
         state.last_used = Instant::now();
@@ -194,9 +194,9 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Keeps an accepted request's credentials until there are no streams left.
+    /// Stores an accepted request's credentials until the session has no streams left.
     ///
-    /// Does nothing if the session has no stream, there is no room, or the credentials of a later request are already kept.
+    /// Does nothing if the session has no streams, if there is no room, or if a later request's credentials are already stored.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         let mut reservation = self.global_reservation();
         if reservation.grow(sent.bytes).is_err() {
@@ -226,7 +226,7 @@ impl<S: Clone> StreamIndex<S> {
             .map(|accepted| accepted.sent.credentials.clone())
     }
 
-    /// Removes and returns a stream. With the last one, the accepted credentials are removed as well.
+    /// Removes and returns a stream. Removing the last one also removes the accepted credentials.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
@@ -249,7 +249,7 @@ impl<S: Clone> StreamIndex<S> {
         state.streams.get(&number).map(|entry| entry.stream.clone())
     }
 
-    /// Returns the oldest evictable stream, and removes its mark.
+    /// Returns the oldest evictable stream, and clears its mark.
     pub(super) fn take_evictable(&self) -> Option<S> {
         let mut state = self.state();
         loop {
@@ -310,15 +310,15 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Makes room across all sessions without evicting any stream. Returns `false` if it cannot.
+    /// Makes room across all sessions without evicting any stream. Returns `false` if that frees nothing.
     pub(super) fn make_room_in_sessions(&self) -> bool {
         let sessions = self.sessions.upgrade();
         sessions.is_some_and(|sessions| sessions.make_room())
     }
 
-    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    /// Stops tracking a stream that has been closed, and adds its `gaps` to the total.
     ///
-    /// `until` is when the stream would have expired, or `None` if it had not ended.
+    /// `until` is when the stream would have expired, or `None` if it had not ended yet.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
         if let Some(until) = until {
@@ -333,7 +333,7 @@ impl<S> EndedStreams<S> {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Returns the oldest evictable stream, as its index and its number, and removes its mark.
+    /// Returns the index and the number of the oldest evictable stream, and clears its mark.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
@@ -348,7 +348,7 @@ impl<S> EndedStreams<S> {
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {
-            // `start_sweeper` takes the same lock, so a stream that is added after this starts another task.
+            // `start_sweeper` takes the same lock, so a stream added from now on starts another task.
             state.sweeper = None;
             return NextExpiry::None;
         };

@@ -1,13 +1,14 @@
 //! The task that reads a server's answer to a call and writes it to the call's stream.
 //!
-//! 1. The task keeps reading, whether or not a client is attached, until the server's stream ends or
-//!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) has passed since the call was cancelled or answered.
-//! 2. If the stream ends before the answer and the server has sent event ids, the task requests the rest, up to
-//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the call's credentials, the
-//!    task ends the client's response so that the client resumes with fresh ones, and then requests the rest with those.
-//! 3. An answer that is not an event stream is turned into one: JSON is written unchanged, anything else as an error.
-//! 4. Bytes of an event beyond the first [`READ_ALLOWANCE`] are reserved. An event that does not fit bypasses the ring in
-//!    pieces.
+//! 1. The task reads until the server's stream ends, whether or not a client is attached. Once the call has been cancelled or
+//!    answered, it stops after another [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER).
+//! 2. If the server's stream ends before the answer, the task requests the rest, up to [`MAX_ATTEMPTS`] times in a row. This
+//!    requires event ids from the server. If it has sent none, or all attempts fail, the call ends with an error. If the
+//!    server refuses the call's credentials, the task ends the client's response, so that the client resumes with fresh
+//!    ones, and then requests the rest with those.
+//! 3. An answer that is not an event stream is turned into one. JSON is written unchanged, and anything else becomes an error.
+//! 4. The first [`READ_ALLOWANCE`] bytes of an event need no reservation, but the rest does. An event that does not fit
+//!    bypasses the ring in pieces.
 
 use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
@@ -27,27 +28,27 @@ use super::{
     upstream_resume::{ResumeResponse, UpstreamResume},
 };
 use crate::{
-    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    headers::{EVENT_STREAM, JSON, has_content_coding, has_content_type},
     message::{Scanner, single_line},
 };
 
 mod refusal;
 
-/// Maximum size of an event in the ring: a session's limit. Larger events bypass it.
+/// Maximum size of an event in the ring, which is a session's default limit. Larger events bypass the ring.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// Maximum size of an event that is copied to a smaller buffer.
+/// Maximum size of an event that is copied into a smaller buffer.
 const MAX_COPY: usize = 64 * 1024;
 
 /// How much of a frame is reserved and read at a time.
 const READ_STEP: usize = 2 * 1024;
 
-/// Maximum number of consecutive attempts to resume a stream that has been cut off.
+/// Maximum number of consecutive attempts to resume a stream that was cut off.
 ///
-/// A successful attempt restarts the count even if no event follows, because some servers end a resumed stream at once.
+/// A successful attempt resets the count, even if no event follows, because some servers end a resumed stream right away.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// The reconnect delay for a server that has not sent one.
+/// The reconnect delay to use if the server has not sent one.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 /// The range that reconnect delays are clamped to.
@@ -62,9 +63,9 @@ const COMPRESSED: &str =
 /// A response that the server has not sent yet.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// The server's answer, as far as it has arrived.
+/// The server's answer to a call, which may still be pending.
 pub(super) enum Answer {
-    /// Not even the response head has arrived yet.
+    /// The response head has not arrived yet.
     Pending(PendingResponse),
     /// The response is an event stream, with this body.
     Events(Body),
@@ -75,7 +76,7 @@ pub(super) struct Writer<S> {
     stream: Stream,
     resume: UpstreamResume<S>,
     reader: Reader,
-    /// Covers what the parser is buffering. `None` if the session has been removed.
+    /// Covers what the parser has buffered. `None` if the session has been removed.
     reservation: Option<Reservation>,
     mode: EventMode,
 }
@@ -87,7 +88,7 @@ enum EventMode {
     Buffered,
     /// The event bypasses the ring in pieces.
     Bypass,
-    /// The reader has detached during the bypass, so the rest of the event is discarded.
+    /// The reader detached during the bypass, so the rest of the event is discarded.
     Discarded,
 }
 
@@ -96,7 +97,7 @@ struct EndOnDrop(Stream);
 
 /// Why reading a body has stopped.
 enum ReadEnd {
-    /// The server's stream has ended or was cut off.
+    /// The server's stream has ended or has been cut off.
     Cut,
     /// The call's stream has refused an event, or has been ended with an error.
     Refused,
@@ -118,10 +119,10 @@ where
         }
     }
 
-    /// Writes the answer and ends the stream. Stops early when [`Stream::close_due`] returns.
+    /// Writes the answer and ends the stream, at the latest when [`Stream::close_due`] returns.
     #[expect(
         clippy::manual_async_fn,
-        reason = "an `async fn` keeps its arguments twice, and every call in flight has one of these futures"
+        reason = "an `async fn` stores its arguments twice, and every call in flight has one of these futures"
     )]
     pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
         async move {
@@ -142,13 +143,13 @@ where
                 let (head, body) = pending.await.into_parts();
                 let is_success = head.status.is_success();
                 if is_success && has_content_coding(&head.headers) {
-                    // Clients that are still waiting for the response head get such an answer unchanged, but this client
-                    // already has an event stream.
+                    // A client that is still waiting for the response head gets such an answer unchanged. This client is
+                    // already reading an event stream.
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_success {
-                    true if is_of_type(&head.headers, EVENT_STREAM) => body,
-                    true if is_of_type(&head.headers, JSON) => {
+                    true if has_content_type(&head.headers, EVENT_STREAM) => body,
+                    true if has_content_type(&head.headers, JSON) => {
                         Box::pin(self.write_json(body)).await;
                         return;
                     }
@@ -180,8 +181,8 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers carry no events. The future that reads a frame is boxed, so that it takes up no memory while the
-            // server is silent.
+            // Skip trailers, which carry no events. Box the future that reads a frame, so that it takes up no memory while
+            // the server is silent.
             if let Ok(bytes) = frame.into_data()
                 && Box::pin(self.read(&bytes)).await.is_err()
             {
@@ -189,7 +190,7 @@ where
             }
         }
         if mem::take(&mut self.mode) == EventMode::Bypass {
-            // The event is incomplete, so no client can have parsed it.
+            // The event was cut off, so the client can't have parsed it.
             self.end_without_answer(
                 "the MCP server's stream was cut off during an event that was too large for the proxy to keep",
             );
@@ -200,7 +201,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Parses bytes of an event stream and writes each event that they complete.
+    /// Parses some bytes of an event stream, and writes each event that they complete.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {
@@ -239,7 +240,7 @@ where
 
     /// Reserves room for `more` bytes of the current event. Returns `false` if there is none.
     fn reserve(&mut self, more: usize) -> bool {
-        // Up to the allowance, which needs no reservation, the capacity is doubled.
+        // Up to the allowance, which needs no reservation, double the capacity.
         let allowed = self.reader.needed_capacity(more, READ_ALLOWANCE);
         if allowed <= READ_ALLOWANCE {
             self.reader.reserve(allowed);
@@ -256,8 +257,8 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. If there is no room for that, grow by less, but drop events and evict streams only to
-        // fit `least`.
+        // Doubling makes copies rare. If there is no room for that, grow by less. Only drop events and evict streams if even
+        // `least` does not fit.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needed_capacity(more, max);
@@ -276,7 +277,7 @@ where
         true
     }
 
-    /// Sends the lines of a bypassing event that have been read so far.
+    /// Sends a bypassing event's lines, as far as they have been read.
     ///
     /// If the event's reader has detached, the call fails, unless the event is droppable.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
@@ -326,12 +327,12 @@ where
         let mut data = data(lines);
         match (data.next(), data.next()) {
             (first, None) => Weight::of(first.unwrap_or_default(), call),
-            // Unlike parsing, scanning does not require the lines to be joined.
+            // To be parsed, the lines would have to be joined, so scan them instead.
             _ => Weight::from_scan(scan_lines(lines), call),
         }
     }
 
-    /// Releases whatever part of the reservation the parser does not need.
+    /// Releases the part of the reservation that the parser does not need.
     fn shrink_reservation(&mut self) {
         let needed = self.reader.needed_capacity(0, 0);
         if let Some(reservation) = &mut self.reservation {
@@ -339,9 +340,10 @@ where
         }
     }
 
-    /// Requests the events that follow the last one with an id.
+    /// Requests the events after the last one that had an id.
     ///
-    /// Returns `None` if there is no id, if all attempts fail, or if the credentials are refused and the client cannot resume.
+    /// Returns `None` if there is no id, if all attempts fail, or if the server refuses the credentials and the client can't
+    /// resume.
     async fn request_rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
@@ -361,7 +363,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as one event, or an error if the JSON is cut off or is not an answer.
+    /// Writes a JSON answer as one event, or an error if it is cut off or not an answer.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -387,7 +389,7 @@ where
         }
     }
 
-    /// Writes any other response as an error: the JSON-RPC error in its body, or else its status.
+    /// Writes any other response as an error: its body's JSON-RPC error, or else its status.
     async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await
@@ -401,7 +403,7 @@ where
             status,
             StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT
         ) {
-            // This was sent by a gateway in front of the server, which may still be working on the call.
+            // A gateway sent this. The server behind it may still be working on the call.
             self.stream.lose_answer();
         }
         match refusal::json_rpc_error(&read) {
@@ -423,9 +425,9 @@ where
     }
 }
 
-/// Shrinks the buffer of an event's lines to their size.
+/// Shrinks the buffer that holds an event's lines to their size.
 ///
-/// Small lines are copied. A large buffer is shrunk in place, even though the remainder of its block then rarely fits an event.
+/// Small events are copied. A large buffer is shrunk in place, even though the memory that this frees rarely fits another event.
 fn shrink_buffer(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ID_CAPACITY;
     if needed > MAX_COPY {

@@ -1,4 +1,4 @@
-//! Requests the rest of a server's answer to a call.
+//! Requests the rest of a server's answer after its event stream has been cut off.
 
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
@@ -8,14 +8,14 @@ use tower_service::Service;
 
 use super::credentials::{Credentials, is_harmless};
 use crate::{
-    headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type},
+    headers::{EVENT_STREAM, LAST_EVENT_ID, has_content_type},
     origin::ClientConnection,
 };
 
 /// How long to wait for the server's response head.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers that describe a call's own body, or the responses that it accepts.
+/// Headers that describe a call's own body or the responses it accepts.
 const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -28,11 +28,11 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,
-    /// Excludes [`CALL_ONLY_HEADERS`] and the credentials, which the stream keeps.
+    /// All headers except [`CALL_ONLY_HEADERS`] and the credentials, which the stream stores.
     ///
-    /// Every call in flight has one of these, and a list is smaller than a map.
+    /// This is a list because every call in flight has one, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The client's connection, because a server may only accept certain hosts or schemes.
+    /// The client's connection. It is needed because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum ResumeResponse {
     Events(Body),
     /// The server has refused the credentials.
     Unauthorized,
-    /// Any other response, or none in time.
+    /// The server sent any other response, or none in time.
     Failed,
 }
 
@@ -95,7 +95,7 @@ impl<S> UpstreamResume<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    /// Requests the events that follow the one with this id.
+    /// Requests the events after the one with this id.
     pub(super) async fn send(
         &mut self,
         last_event_id: &HeaderValue,
@@ -109,7 +109,7 @@ where
         };
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ResumeResponse::Unauthorized,
-            status if status.is_success() && is_of_type(response.headers(), EVENT_STREAM) => {
+            status if status.is_success() && has_content_type(response.headers(), EVENT_STREAM) => {
                 ResumeResponse::Events(response.into_body())
             }
             _ => ResumeResponse::Failed,

@@ -1,4 +1,4 @@
-//! The HTTP client for the server, and a check for whether the server can be reached.
+//! The HTTP client for the server, and a check whether the server can be reached.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -24,7 +24,8 @@ use super::{
 
 /// How long an idle connection stays in the pool.
 ///
-/// gunicorn closes idle connections after 2 s, Node and uvicorn after 5 s. A request sent at that very moment might be lost.
+/// This must be shorter than the server's own limit, because a request sent just as the server closes the connection might be
+/// lost. gunicorn closes idle connections after 2 s, Node and uvicorn after 5 s.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// How long a connection to the server may be idle before the kernel sends TCP keep-alives.
@@ -33,7 +34,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// An HTTP client for one scheme.
 pub(super) enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Only created for https, because creating it loads the system's root certificates.
+    /// Only created if needed, because that loads the system's root certificates.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
@@ -84,8 +85,8 @@ pub(super) async fn connect(
 
 /// Connects to all addresses concurrently, and succeeds once one connection is established.
 ///
-/// That connection is closed again. The HTTP client starts with one address family and tries the other shortly after (RFC 8305),
-/// so an unresponsive address must not fail this check either.
+/// That connection is closed again. An unresponsive address must not fail this check, because the HTTP client copes with one: it
+/// starts with one address family and tries the other shortly after (RFC 8305).
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses
         .map(|address| Box::pin(TcpStream::connect(address)))

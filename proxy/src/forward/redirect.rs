@@ -1,4 +1,4 @@
-//! The server's redirects.
+//! Interprets the server's redirects.
 //!
 //! A redirect to a path that the proxy serves is rewritten to point back at the proxy, without the configured query.
 
@@ -13,7 +13,7 @@ pub(super) struct Redirect<'a>(&'a HeaderValue);
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns a response's redirect, or `None` if it is not a redirect or has no `Location`.
+    /// Returns a response's redirect, or `None` if it is no redirect or has no `Location`.
     pub(super) fn from_head(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
@@ -24,8 +24,8 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server, and `public` is the origin that clients use, if known. Returns `None`
-    /// if the target's origin is a different one or ambiguous, or if the redirect would repeat forever.
+    /// `requested` is the URI that was sent to the server. `public` is the origin that clients use, if known. Returns `None` if
+    /// the target is at another origin, if its origin is ambiguous, or if the redirect would repeat forever.
     pub(super) fn path_at_origin(
         self,
         requested: &Uri,
@@ -33,7 +33,7 @@ impl<'a> Redirect<'a> {
     ) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
-        // Browsers read `\` as `/`, so it might be followed by another host.
+        // Browsers treat `\` as `/`, so another host might follow it.
         if text.is_empty() || text.contains('\\') {
             return None;
         }
@@ -50,25 +50,25 @@ impl<'a> Redirect<'a> {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
-        // A `Location` that starts with `//` contains a host.
+        // In a `Location`, `//` at the start would be followed by a host.
         (!path.as_str().starts_with("//")).then_some(path)
     }
 }
 
-/// Returns an absolute URI's path, if the URI is at the server of `requested`.
+/// Returns an absolute URI's path, if the URI is on the server that `requested` was sent to.
 ///
-/// Returns `None` if the URI is at another server, or if following the redirect would repeat forever.
+/// Returns `None` if it is on another server, or if the redirect would repeat forever.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
-    // The proxy would send the next request for this path in the same way, and the server would redirect again.
+    // The proxy would send the next request for this path to the same URI, and the server would redirect it again.
     let is_loop = !target.is_same_as(&server) && uri.path() == requested.path();
     let is_rewritable = target.is_origin_of(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;
     is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the parameters that the `configured` query has, too. Returns `None` if none are left.
+/// Removes those parameters that are also in the `configured` query. Returns `None` if none are left.
 pub(super) fn remove_parameters(query: &str, configured: &str) -> Option<String> {
     let names: Vec<Vec<u8>> = configured.split('&').map(name).collect();
     let rest: Vec<&str> = query
@@ -78,25 +78,25 @@ pub(super) fn remove_parameters(query: &str, configured: &str) -> Option<String>
     (!rest.is_empty()).then(|| rest.join("&"))
 }
 
-/// Returns a parameter's name, decoded because the server may encode it differently.
+/// Returns a parameter's name. It is decoded, because the server may encode it differently.
 fn name(parameter: &str) -> Vec<u8> {
     decode(parameter.split('=').next().unwrap_or_default())
 }
 
 /// Returns `true` if a string contains one of the `configured` query's values.
 ///
-/// The value may be percent-encoded any number of times. Values shorter than 4 bytes are ignored.
+/// A value is found even if it has been percent-encoded several times. Values shorter than 4 bytes are ignored.
 pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
     let text = decode(text);
     configured.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
         let value = decode(value);
-        // Shorter values are too short to be secrets, and would match by chance.
+        // Shorter values can hardly be secrets, and would match by chance.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Decodes percent-encoding until none is left, reading `+` as a space.
+/// Decodes percent-encoding repeatedly until none is left. A `+` becomes a space.
 fn decode(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {

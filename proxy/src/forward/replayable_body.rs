@@ -1,6 +1,6 @@
-//! A request body that the HTTP client hands back if the request fails.
+//! A request body that can be read again if the request fails.
 //!
-//! This lets the error carry the request's id.
+//! This lets the error response carry the request's id.
 
 use std::{
     pin::Pin,
@@ -13,15 +13,15 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
-/// Maximum size of a request that is kept for its id.
+/// Maximum size of a request that is kept to find its id.
 const MAX_KEPT: usize = 64 * 1024;
 
 /// How long the rest of a failed request may take to arrive.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A request body whose sent frames are kept, up to [`MAX_KEPT`], by sharing their bytes.
+/// A request body that keeps the frames it has sent, up to [`MAX_KEPT`], sharing their bytes.
 pub(super) struct ReplayableBody {
-    /// Taken when the body is handed back.
+    /// Taken when the body is returned, on drop.
     body: Option<Body>,
     sent: SentFrames,
     returned: Option<oneshot::Sender<(SentFrames, Body)>>,
@@ -86,7 +86,7 @@ impl HttpBody for ReplayableBody {
 impl Drop for ReplayableBody {
     fn drop(&mut self) {
         if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take()) {
-            // Fails if the request has been answered.
+            // Fails if the request has already been answered.
             let _ = returned.send((std::mem::take(&mut self.sent), body));
         }
     }
@@ -108,7 +108,7 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// Returns the whole request body, or an empty one if it is too long or does not arrive.
+    /// Returns the whole request body, or an empty one if it is too long or arrives too late.
     pub(super) async fn request(self) -> Vec<u8> {
         let whole = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;

@@ -1,11 +1,11 @@
-//! Connections that are opened in bounded time, and read a little at a time.
+//! Limits how long connecting to the server takes, and how much is read from it at a time.
 //!
 //! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the whole connection
 //! attempt, including the name lookup and the TLS handshake.
 //!
-//! hyper doubles its buffer each time a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection to
-//! the server holds up to three such buffers. Reads through [`SmallReads`] do not even fill the smallest buffer, so the buffer
-//! never grows. This does not affect hyper's own limit for heads.
+//! hyper doubles its buffer each time a read fills it, up to 400 KiB. While a client is not reading, its connection to the server
+//! holds up to three such buffers. A read through [`SmallReads`] does not even fill the smallest buffer, so the buffer never
+//! grows. hyper's own limit for heads is not affected.
 
 use std::{
     io::{self, IoSlice},
@@ -22,13 +22,13 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// Maximum number of bytes per read, one less than hyper's smallest buffer.
+/// Maximum number of bytes per read, which is one less than hyper's smallest buffer.
 const MAX_READ: usize = 8 * 1024 - 1;
 
 /// How long opening a connection to the server may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connector whose connections read a little at a time, or such a connection.
+/// A connector whose connections only read a little at a time, or one of these connections.
 #[derive(Debug, Clone)]
 pub(super) struct SmallReads<T>(pub(super) T);
 

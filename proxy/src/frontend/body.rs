@@ -1,8 +1,8 @@
-//! A request body with a deadline and reserved capacity.
+//! Limits how long a request body may take, and how much memory all bodies take up together.
 //!
-//! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds on to it until it is
-//! dropped. If there is not enough free capacity, the body fails at once: waiting could deadlock, because the bodies that hold
-//! the capacity might be waiting as well.
+//! All bodies received on a listener share one capacity. A body takes capacity for every byte that it reads, and only returns it
+//! when it is dropped. If there is not enough capacity left, the body fails right away instead of waiting. Otherwise, bodies that
+//! hold capacity could all end up waiting for each other.
 
 use std::{
     pin::Pin,
@@ -27,7 +27,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of bytes after which [`BODY_TIMEOUT`] starts again.
 ///
-/// This way, a client that sends 2.2 KB/s is still served.
+/// This way, a client that sends 2.2 KB/s does not time out.
 const BODY_PROGRESS: usize = 64 * 1024;
 
 /// Capacity for request body bytes. Clones share it.
@@ -40,7 +40,7 @@ pub(super) struct TimedBody {
     inner: Limited<Incoming>,
     capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
-    /// Set when the body is pending for the first time.
+    /// Set the first time that the body is pending.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Number of bytes received since the deadline was last reset, or since the body's start.
     received: usize,
@@ -67,7 +67,7 @@ impl TimedBody {
         }
     }
 
-    /// Takes capacity for `bytes` bytes, or returns `false` if there is not enough.
+    /// Takes capacity for `bytes` bytes. Returns `false` if there is not enough.
     fn take(&mut self, bytes: usize) -> bool {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;

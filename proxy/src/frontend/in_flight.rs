@@ -1,4 +1,4 @@
-//! Counts a connection's requests in flight, from the head to the end of the response.
+//! Counts a connection's requests in flight, each from its head to the end of its response.
 
 use std::sync::{
     Arc,
@@ -18,7 +18,7 @@ struct Requests {
     none_left: Notify,
 }
 
-/// Counts as a request in flight until it is dropped.
+/// Marks a request as in flight until it is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightGuard(InFlight);
 
@@ -32,7 +32,7 @@ impl InFlight {
         InFlightGuard(self.clone())
     }
 
-    /// Returns how many requests have started so far, including those that have ended.
+    /// Returns how many requests have ever started, including those that have ended.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }

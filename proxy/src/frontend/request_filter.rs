@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, 
 
 use crate::{config::normal_origin, headers::exactly_one};
 
-/// The names of this host, and the origins whose pages may call the server.
+/// This host's names, and the origins whose pages may call the server.
 #[derive(Debug, Default)]
 pub struct RequestFilter {
     /// In lower case, with or without a port.
@@ -39,7 +39,7 @@ type Refused = (StatusCode, &'static str);
 impl RequestFilter {
     /// Creates a filter that allows this machine, and the given hosts and origins.
     ///
-    /// Both must be in lower case, and origins must not have their scheme's default port.
+    /// Hosts and origins must be in lower case, and origins must omit their scheme's default port.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
         origins: impl IntoIterator<Item = String>,
@@ -51,9 +51,9 @@ impl RequestFilter {
         }
     }
 
-    /// Allows IP addresses as `Host`, because probes and scrapers send them.
+    /// Allows IP addresses as `Host`, because that is what probes and scrapers send.
     ///
-    /// This does not allow DNS rebinding, because a rebound page sends a name as `Host`.
+    /// This does not make DNS rebinding possible, because a rebound page sends a name as `Host`.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {
         self.allows_ip_addresses = true;
@@ -62,9 +62,9 @@ impl RequestFilter {
 
     /// Checks a request whose body may have up to `body_size` bytes. The error is the response.
     ///
-    /// A body without a `Content-Length` is not checked at this point.
+    /// The size of a body without a `Content-Length` is not checked yet.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
-        // The effect of other methods is unknown, and TRACE would echo the configured headers.
+        // Refuse all other methods: their effect is unknown, and TRACE would echo the configured headers.
         if !METHODS.contains(&request.method) {
             return Err((
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -86,13 +86,13 @@ impl RequestFilter {
         if !self.is_own_host(&host) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "this is not the Host of this proxy, see --allow-host\n",
+                "this Host is not one of this proxy's names, see --allow-host\n",
             ));
         }
         if !self.allows_origin(&request.headers) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "pages of this Origin may not call, see --allow-origin\n",
+                "pages from this Origin may not call the server, see --allow-origin\n",
             ));
         }
         if length(&request.headers).is_some_and(|length| length > body_size as u64) {
@@ -109,7 +109,7 @@ impl RequestFilter {
         !host.as_str().contains('@') && self.is_own_host(host)
     }
 
-    /// Returns `true` for a name of this machine, and for a host that the filter allows.
+    /// Returns `true` for one of this machine's names, and for a host that the filter allows.
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit their scheme's default port.
         let is_allowed_with_default_port = |host: &str| {
@@ -127,9 +127,9 @@ impl RequestFilter {
                 .contains(&authority.as_str().to_ascii_lowercase())
     }
 
-    /// Returns `true` if the request is not from a page, or is from one that may call the server.
+    /// Returns `true` if the request is not from a page, or if the page may call the server.
     ///
-    /// The latter are pages from allowed origins, and from the names of this host.
+    /// Pages may call the server if they are from an allowed origin or from one of this host's names.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;
@@ -148,7 +148,7 @@ impl RequestFilter {
     }
 }
 
-/// Returns `true` for the origin of web pages. Other schemes belong to extensions and programs.
+/// Returns `true` if the origin is that of a web page. Other schemes belong to extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }
@@ -164,7 +164,7 @@ fn address(host: &str) -> Option<IpAddr> {
 
 /// Returns a request's host, or `None` if the host is missing or ambiguous.
 ///
-/// An HTTP/2 request has its host in the URI, and may repeat it in `Host`.
+/// An HTTP/2 request carries its host in the URI, and may repeat it in `Host`.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)
@@ -172,7 +172,7 @@ fn host(request: &Parts) -> Option<Authority> {
         None
     };
     let host: Authority = match (request.uri.authority().cloned(), in_header) {
-        (Some(one), Some(other)) if one != other => return None,
+        (Some(in_uri), Some(in_header)) if in_uri != in_header => return None,
         (Some(host), _) | (None, Some(host)) => host,
         (None, None) => return None,
     };

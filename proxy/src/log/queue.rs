@@ -1,10 +1,10 @@
-//! The queue of log lines that are waiting to be written to standard error.
+//! The queue of log lines waiting to be written to standard error.
 //!
-//! 1. **Logging never waits for standard error and never fails.** Standard error may be closed, full or not read, so only the
-//!    queue's thread writes to it.
-//! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, and so is one whose write fails. Only the
-//!    report of dropped lines may exceed the limit.
-//! 3. **Every dropped line is counted.** The next successful write is followed by a line that reports the count.
+//! 1. **Logging never waits for standard error and never fails.** Only the queue's own thread writes to standard error, which may
+//!    be closed or full, or may not be read.
+//! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, and so is one that can't be written. Only the
+//!    line that reports dropped lines may exceed the limit.
+//! 3. **Every dropped line is counted.** After the next successful write, a line reports the count.
 
 use std::{
     fmt,
@@ -22,13 +22,13 @@ use crate::lock::lock;
 
 /// Maximum number of queued bytes.
 ///
-/// This lets a drain log a line for each of 4,096 cancelled calls.
+/// This is enough for a drain to log a line for each of 4,096 cancelled calls.
 const MAX_QUEUED: usize = 1024 * 1024;
 
 /// Maximum capacity that a buffer keeps once it has been written.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Delay before a write is retried while standard error is non-blocking and full.
+/// Delay before retrying a write while standard error is non-blocking and full.
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
@@ -41,7 +41,7 @@ pub(super) struct Queue(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The writer thread, whose own lines are always queued because they report dropped lines.
+    /// The writer thread. Its own lines are always queued, because they report dropped lines.
     writer: OnceLock<ThreadId>,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn dropped() -> u64 {
 impl Queue {
     /// Starts the writer thread.
     ///
-    /// Once the thread can write again, it calls `report` with the number of dropped lines.
+    /// When the thread can write again after dropping lines, it calls `report` with the number of dropped lines.
     pub(super) fn start(
         to: impl Write + Send + 'static,
         report: impl Fn(u64) + Send + 'static,
@@ -76,7 +76,7 @@ impl Queue {
         });
         let writer = shared.clone();
         let thread = thread::Builder::new().name("log".to_owned());
-        // The thread is never joined, because a write to a pipe that is not being read cannot be interrupted.
+        // Never join the thread: a write to a pipe that is not being read can't be interrupted.
         thread.spawn(move || writer.write_to(to, report))?;
         Ok(Self(shared))
     }
@@ -90,7 +90,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues a whole line or drops it. Never fails, and claims to have written the line either way.
+    /// Queues or drops a whole line. Never fails, and claims to have written the line either way.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
@@ -148,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Waits for lines, then swaps them into `lines`, which must be empty.
+    /// Waits for lines, then swaps them with `lines`, which must be empty.
     fn take(&self, lines: &mut Vec<u8>) {
         let mut state = self.state();
         state.is_writing = false;
@@ -175,7 +175,7 @@ impl State {
 
 /// Writes `lines`, retrying while standard error is full.
 ///
-/// Returns the number of lines that could not be written, including a partially written one.
+/// Returns how many lines could not be written in full.
 fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
     while !lines.is_empty() {
         match to.write(lines) {

@@ -1,9 +1,10 @@
-//! Scans a message that is too long to keep, piece by piece.
+//! Finds out what a message is, piece by piece, if it is too long to keep or can't be parsed.
 //!
-//! 1. **Little memory.** The scanner keeps the name of one member at a time, and the values of `jsonrpc`, `id` and `method`. It
-//!    keeps a few bytes of a `result` or `error`, just enough to recognise `null`, and nothing of any other member.
-//! 2. **Doubtful answers do not count.** A message answers a call if it has exactly one `id`, a `result` or an `error`, and no
-//!    `method`, and if it ends with its object's closing bracket. Inside other members, only brackets are counted.
+//! 1. **Little memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`. Of
+//!    a `result` or `error`, it stores a few bytes, just enough to recognise `null`. Of all other members, it stores nothing.
+//! 2. **A doubtful answer is not an answer.** A message only answers a call if it has exactly one `id`, either a `result` or an
+//!    `error`, and no `method`, and if it ends with its object's closing brace. To find the end of any other member, the
+//!    scanner just counts brackets.
 
 use std::mem;
 
@@ -11,9 +12,9 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, VERSION, is_droppable, is_response};
 
-/// Maximum size of a name or a value that is kept.
+/// Maximum size of a name or a value that is stored.
 ///
-/// Consequently, the answer to a call with a longer id is not recognised.
+/// As a consequence, the answer to a call with a longer id is not recognised.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// The state of a scan.
@@ -25,7 +26,7 @@ pub(crate) struct Scanner {
     is_escaped: bool,
     /// The member whose value is being read.
     member: Option<Member>,
-    /// Whatever is kept of the current name or value.
+    /// The part of the current name or value that is stored.
     text: Vec<u8>,
     version: Option<Vec<u8>>,
     id: Option<Vec<u8>>,
@@ -77,7 +78,7 @@ impl Scanner {
 
     /// Returns the id of the call that the message answers.
     ///
-    /// Returns `None` if the message has not been read in full, is not an answer, or is ambiguous.
+    /// Returns `None` if the message has not been read in full yet, is not an answer, or is ambiguous.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.has_ended
             && !self.is_ambiguous
@@ -87,7 +88,9 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Like [`answers`](Self::answers), for text that is only a message if it has `"jsonrpc": "2.0"`.
+    /// Like [`answers`](Self::answers), for text that may be something other than a message.
+    ///
+    /// Returns `None` unless the text contains `"jsonrpc": "2.0"`.
     pub(crate) fn answers_with_version(self) -> Option<IdKey> {
         if self.has_version() {
             self.answers()
@@ -96,15 +99,15 @@ impl Scanner {
         }
     }
 
-    /// Returns `true` if the part that has been read contains `"jsonrpc": "2.0"`.
+    /// Returns `true` if the part read so far contains `"jsonrpc": "2.0"`.
     fn has_version(&self) -> bool {
         let version = self.version.as_ref();
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
-    /// Returns `true` if the message is a notification that may be lost without harm.
+    /// Returns `true` if the message is a notification that does no harm if it is lost.
     ///
-    /// Like [`Message::is_droppable`](super::Message::is_droppable), but judges by what has been read so far.
+    /// Like [`Message::is_droppable`](super::Message::is_droppable), but only takes into account what has been read so far.
     pub(crate) fn is_droppable(&self) -> bool {
         let method: Option<String> = self
             .method
@@ -152,9 +155,9 @@ impl Scanner {
         }
     }
 
-    /// Keeps bytes that belong to a name, the version, the id or the method.
+    /// Stores bytes that belong to a name, the version, the id or the method.
     ///
-    /// If they belong to a result or an error, keeps just enough to recognise `null`.
+    /// Of a result or an error, stores just enough to recognise `null`.
     fn keep(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,
@@ -171,7 +174,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // No known name or method is that long, and no id can equal the replacement, which is not JSON.
+            // No name or method that we know is this long. The replacement is not JSON, so it equals no id.
             self.text = vec![0; MAX_TEXT]
         }
     }

@@ -6,7 +6,7 @@ use crate::origin::Origin;
 
 const PARAMETER: &str = "resource_metadata";
 
-/// Rewrites metadata URLs that point at the upstream so that they use the public origin.
+/// Rewrites metadata URLs on the upstream so that they use the public origin.
 pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origin) {
     let values = headers
         .iter_mut()
@@ -29,7 +29,7 @@ fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<S
     let mut quoted = text.split('"');
     let mut result = quoted.next()?.to_owned();
     let (mut before, mut count) = (result.clone(), 0);
-    // Each iteration handles a quoted string, and the text up to the next one.
+    // Each iteration handles a quoted string and the text between it and the next one.
     while let Some(value) = quoted.next() {
         // A backslash might escape a quote.
         if value.contains('\\') {
@@ -49,7 +49,7 @@ fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<S
     (count > 0).then_some(result)
 }
 
-/// Returns `true` if a string ends with the parameter's name and an equals sign.
+/// Returns `true` if the text before a quoted string ends with the parameter's name and `=`.
 fn is_parameter(before: &str) -> bool {
     let Some(before) = before.trim_end().strip_suffix('=') else {
         return false;
@@ -60,7 +60,7 @@ fn is_parameter(before: &str) -> bool {
 
 /// Returns `url` with the public origin.
 ///
-/// Returns `None` if `url` is not on the upstream, or its path is not below `/.well-known/`.
+/// Returns `None` if `url` is not on the upstream, or if its path is not under `/.well-known/`.
 fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let public_url = public.replace_origin(upstream, url)?;
     let (_, path) = public_url.split_at_checked(public.to_string().len())?;

@@ -1,4 +1,4 @@
-//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address, and the host and scheme that it used.
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address, and the origin it used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,12 +27,12 @@ const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// The headers that contain a client's address.
 ///
-/// They change when the client moves to another network, so they do not stay in the request.
+/// They are removed from the request, because they change when the client moves to another network.
 const ADDRESSES: [HeaderName; 3] = [header::FORWARDED, FOR, REAL_IP];
 
-/// The headers that are stripped unless their sender is trusted.
+/// The headers that are stripped unless the client that sent them is trusted.
 ///
-/// Other headers of this kind name users, and are passed through.
+/// There are more headers of this kind, but they identify users and are passed through.
 const UNTRUSTED: [HeaderName; 12] = [
     header::FORWARDED,
     FOR,
@@ -48,7 +48,7 @@ const UNTRUSTED: [HeaderName; 12] = [
     REAL_IP,
 ];
 
-/// The rules for a request's headers.
+/// How a request's forwarding headers are handled.
 pub(super) struct Forwarded {
     public: Option<Origin>,
     trusted: Vec<Network>,
@@ -66,10 +66,10 @@ impl Forwarded {
         }
     }
 
-    /// Strips an untrusted client's headers, and returns those that the server gets instead.
+    /// Strips an untrusted client's headers, and returns the ones that the server gets instead.
     ///
-    /// A trusted client's headers stay, except for those with addresses, which become part of the result. The result has the
-    /// public origin if the option or a trusted client names it.
+    /// A trusted client's headers stay in the request, except for those with addresses, which are included in the result
+    /// instead. The result contains the public origin if `--public-url` or a trusted client provides it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
@@ -82,7 +82,7 @@ impl Forwarded {
             Origin::new(scheme, host?)
         });
         if self.public.is_some() {
-            // The port that the request names belongs to some URL other than the public one.
+            // Remove the port that the request names, which belongs to some URL other than the public one.
             request.headers_mut().remove(PORT);
         }
         let origin = peer.zip(public.clone().or(received));
@@ -101,9 +101,9 @@ impl Forwarded {
         self.trusted.iter().any(|network| network.contains(peer))
     }
 
-    /// Returns the scheme named by the remaining headers, and the host if clients may use it.
+    /// Returns the scheme named in the remaining headers, and the host if it is an allowed one.
     ///
-    /// If they name only a host, the scheme is http. Returns `None` if they name neither.
+    /// If the headers name a host but no scheme, the scheme is http. Returns `None` if they name neither.
     fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
         let scheme = first_value(headers, &PROTO).and_then(parse_scheme);
         let host = first_value(headers, &HOST)
@@ -114,10 +114,9 @@ impl Forwarded {
     }
 }
 
-/// Strips a client's headers, unless the client is trusted.
+/// Strips a client's forwarding headers, unless the client is trusted.
 ///
-/// Variants of the names with underscores are always stripped, because proxies do not send any, and some servers take `_`
-/// for `-`.
+/// Headers spelled with underscores are always stripped. No proxy sends them, and some servers treat `_` as `-`.
 fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
     let must_be_removed = |name: &HeaderName| {
         let is_known = || UNTRUSTED.iter().any(|known| is_same_variable(name, known));
@@ -137,14 +136,14 @@ fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
     }
 }
 
-/// Returns `true` if CGI, WSGI and the like map both names to the same variable.
+/// Returns `true` if CGI, WSGI and the like would map both names to the same variable.
 fn is_same_variable(name: &HeaderName, other: &HeaderName) -> bool {
     let (name, other) = (name.as_str().bytes(), other.as_str().bytes());
     name.map(|byte| if byte == b'_' { b'-' } else { byte })
         .eq(other)
 }
 
-/// Returns the first value, which is the first proxy's: each one after it can append another.
+/// Returns the first value in a list. It is the first proxy's, since each later proxy may append one.
 fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let list = headers.get(name)?.to_str().ok()?;
     list.split(',').next().map(str::trim)
@@ -158,7 +157,7 @@ fn parse_scheme(text: &str) -> Option<Scheme> {
     }
 }
 
-/// Returns the origin that the request itself names. Its scheme is http, because the proxy has no TLS.
+/// Returns the origin that the request itself names. Its scheme is http, because the proxy does not use TLS.
 fn received_origin(request: &Request<Body>) -> Option<Origin> {
     let host = match request.uri().authority() {
         Some(authority) => authority.clone(),
@@ -169,13 +168,13 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Returns the headers with the client's address and origin.
+/// Returns the headers that carry the client's address and the origin it used.
 ///
-/// The address is appended to those that the request already has. The request's `X-Real-IP` is kept.
+/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is kept.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let earlier_clients = join_values(headers, &FOR);
     let elements = join_values(headers, &header::FORWARDED);
-    // Most proxies set X-Forwarded-For, but pass a client's Forwarded on.
+    // Most proxies set X-Forwarded-For, but pass on whatever Forwarded the client sent. So prefer the former.
     let forwarded = if elements.is_empty() || !earlier_clients.is_empty() {
         let clients = earlier_clients
             .split(',')
@@ -207,14 +206,16 @@ fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> Header
     valid.chain(real_ip).collect()
 }
 
-/// Joins the values of a header that may be repeated into one list.
+/// Joins the values of a repeated header into one list.
 fn join_values(headers: &HeaderMap, name: &HeaderName) -> String {
     let fields = headers.get_all(name).iter();
     let fields: Vec<&str> = fields.filter_map(|value| value.to_str().ok()).collect();
     fields.join(", ")
 }
 
-/// Converts a client in `X-Forwarded-For` to a node in `Forwarded`: `unknown` if it is not an address.
+/// Converts a client in `X-Forwarded-For` to a node in `Forwarded`.
+///
+/// A client that is not an address becomes `unknown`.
 fn node(client: &str) -> String {
     let address = client.trim_start_matches('[').trim_end_matches(']').parse();
     let address = address.or_else(|_| client.parse().map(|address: SocketAddr| address.ip()));

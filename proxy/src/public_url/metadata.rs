@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::origin::Origin;
 
-/// Headers that describe a body's exact bytes, so they no longer hold once it is rewritten.
+/// Headers that describe a body's exact bytes, so they are wrong once it has been rewritten.
 pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     header::ACCEPT_RANGES,
     header::CONTENT_LENGTH,
@@ -16,14 +16,14 @@ pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("repr-digest"),
 ];
 
-/// The field that is rewritten. It is an error if it is duplicated.
+/// The field to rewrite. If it is duplicated, the metadata can't be parsed.
 #[derive(Deserialize)]
 struct Metadata<'a> {
     #[serde(borrow)]
     resource: &'a RawValue,
 }
 
-/// Moves the `resource` to the public origin. All other bytes stay the same.
+/// Moves the `resource` to the public origin. No other bytes are changed.
 ///
 /// Returns `None` if the `resource` is not a URL on the upstream.
 pub(super) fn rewrite(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Starts sessions: each one's id, streams and process, and the task that runs it.
+//! Starts a session: creates its id and its streams, and starts its process and its task.
 
 use std::{
     fmt::Write as _,
@@ -33,16 +33,16 @@ use crate::{
 
 /// How long a session's streams are kept after the session has ended.
 ///
-/// A client can resume them in the meantime. The streams of a deleted session are not kept.
+/// During this time, a client can still resume them. A deleted session's streams are not kept.
 const RETENTION: Duration = Duration::from_secs(60);
 
 /// Minimum time between two log lines about refused sessions.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The session timeout that stands for no limit, about 136 years.
+/// The session timeout used if there is no limit: about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A running session. Dropping it ends the session, however its task has ended.
+/// A running session. Dropping this ends the session, no matter how its task has ended.
 struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
@@ -55,12 +55,12 @@ struct RunningSession {
 impl Stdio {
     /// Starts a session with an `initialize` request.
     ///
-    /// At the session limit, another session may be ended to make room for it.
+    /// If the session limit has been reached, another session may be ended to make room.
     ///
     /// # Errors
     ///
-    /// Returns the response to a request whose id is invalid, for which there is no room, or whose process cannot be started.
-    /// During the backoff and the shutdown, every request gets such a response.
+    /// Returns an error response if the request's id is invalid, if there is no room, or if the process can't be started. During
+    /// the backoff and the shutdown, every request is refused in this way.
     pub(super) async fn begin(
         &self,
         message: &Message<'_>,
@@ -69,7 +69,7 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
-        // Check this before anything is started for the session.
+        // Check this before starting anything for the session.
         if id.and_then(key).is_none() {
             return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
@@ -92,7 +92,7 @@ impl Stdio {
             ))
         };
         let session_id = new_id()
-            .map_err(|_| start_failed("the system has no random numbers for a session id"))?;
+            .map_err(|_| start_failed("the system could not generate a random session id"))?;
         let requested_revision = message.params().protocol_version;
         let streams = inner.store.begin(
             &session_id,
@@ -155,7 +155,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// Logs that the session limit refused a session, once per [`REFUSAL_LOG_INTERVAL`] at most.
+    /// Logs that a session was refused at the limit, at most once per [`REFUSAL_LOG_INTERVAL`].
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.last_refusal_log);
@@ -174,7 +174,7 @@ impl Inner {
 impl RunningSession {
     /// Runs the session until it ends.
     ///
-    /// The session's streams are then kept for [`RETENTION`], unless the client has deleted it.
+    /// Unless the client has deleted the session, its streams are then kept for [`RETENTION`].
     async fn run(self, (group, pipes, input_writer): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, input_writer).await;
         let store = self.stdio.upgrade().map(|stdio| {
@@ -204,7 +204,7 @@ impl Drop for RunningSession {
 
 /// Returns `true` if the system has run out of descriptors, processes or memory.
 ///
-/// This does not count as a crash of the server.
+/// Such an error is not counted as a crash of the server.
 fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {

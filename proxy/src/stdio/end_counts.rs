@@ -1,10 +1,10 @@
-//! Counts the sessions that have ended, by reason.
+//! Counts ended sessions by reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::session::EndReason;
 
-/// The reasons a session ends, as label values for the metric.
+/// The reasons for which a session ends, as label values for the metric.
 const LABELS: [&str; 9] = [
     "deleted",
     "idle",
@@ -32,7 +32,7 @@ impl EndCounts {
         }
     }
 
-    /// Returns each reason's label with its count.
+    /// Returns each reason's label along with its count.
     pub(super) fn by_label(&self) -> Vec<(&'static str, u64)> {
         let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
         LABELS.into_iter().zip(counts).collect()

@@ -1,4 +1,4 @@
-//! The queue of messages for a process's stdin.
+//! Queues messages for a process, and writes them to its stdin.
 
 use std::{
     sync::{
@@ -19,26 +19,25 @@ use super::routing::MAX_OPEN;
 
 /// Maximum number of queued messages.
 ///
-/// This is the maximum number of open calls, all of which a client may send at once.
+/// This equals the maximum number of open calls, because a client may send all of them at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// Maximum number of additional cancels, one for each open call.
+/// Maximum number of additional cancellations: one for each open call.
 ///
-/// A full queue must not prevent a cancellation, and a client that disconnects abandons all its calls at once.
+/// A full queue must not prevent a cancellation, and if a client disconnects, all of its calls may be cancelled at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// Maximum number of queued bytes, which is twice the maximum size of a message.
+/// Maximum number of queued bytes: twice the maximum size of a message.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Maximum number of bytes in additional cancels.
+/// Maximum number of bytes in additional cancellations.
 ///
-/// These are counted separately, so that large messages cannot prevent a cancellation.
+/// These bytes are counted separately, so that large messages can't prevent a cancellation.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed.
 ///
-/// A stall of the proxy, whether or not the process stalls with it, counts as at most one failed check out of
-/// [`WRITE_CHECKS`].
+/// A process is killed after [`WRITE_CHECKS`] failed checks. A stall of the proxy, with or without the process, causes at most one.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of checks within [`WRITE_TIMEOUT`].
@@ -50,7 +49,7 @@ pub(super) struct Input {
     /// The channel's capacity is [`MAX_MESSAGES`] + [`MAX_EXTRA_CANCELS`].
     queue: mpsc::Sender<QueuedLine>,
     messages: Capacity,
-    /// For cancels that exceed the capacity for messages.
+    /// For cancellations that exceed the capacity for messages.
     cancels: Capacity,
 }
 
@@ -65,7 +64,7 @@ struct Capacity {
     bytes: Arc<Semaphore>,
 }
 
-/// The capacity taken by a message, which is released when this is dropped.
+/// The capacity taken up by a message. Dropping this releases it.
 #[derive(Debug)]
 struct CapacityGuard {
     _permit: OwnedSemaphorePermit,
@@ -79,7 +78,7 @@ pub(super) struct Permit<'a> {
     taken: CapacityGuard,
 }
 
-/// The reason there is no permit.
+/// The reason no capacity could be reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TryReserveError {
     /// The capacity is exhausted.
@@ -93,13 +92,13 @@ pub(super) enum TryReserveError {
 pub(super) enum Stopped {
     /// The process has closed its stdin, or the sending end of the queue has been dropped.
     Closed,
-    /// The process has not read for [`WRITE_TIMEOUT`].
+    /// The process has not read its stdin for [`WRITE_TIMEOUT`].
     Stuck,
 }
 
 /// Whether the process is blocked because a client is not reading its output.
 ///
-/// Such a process may leave its stdin unread as well, and must not be killed for that.
+/// While it is blocked, a process may also leave its stdin unread, and must not be killed for that.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
@@ -129,7 +128,7 @@ pub(super) fn queue() -> (Input, InputWriter) {
 impl Input {
     /// Reserves capacity for a message of this length.
     ///
-    /// A cancellation may also use the capacity that is kept for cancellations.
+    /// A cancellation may also use the capacity set aside for cancellations.
     pub(super) fn try_reserve(
         &self,
         length: usize,
@@ -161,7 +160,7 @@ impl Capacity {
         }
     }
 
-    /// Takes a permit and this many bytes, or returns `None` if either is not free.
+    /// Takes a permit and this many bytes. Returns `None` if there is not enough of either.
     fn try_take(&self, bytes: usize) -> Option<CapacityGuard> {
         let bytes = bytes.try_into().ok()?;
         Some(CapacityGuard {
@@ -186,7 +185,7 @@ impl Permit<'_> {
 impl InputWriter {
     /// Writes queued messages, and returns why writing stopped.
     ///
-    /// [`WRITE_TIMEOUT`] starts again after each check during which the process was blocked.
+    /// If the process was blocked during a check, [`WRITE_TIMEOUT`] starts again.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -217,9 +216,9 @@ impl InputWriter {
 // === impl Backpressure ===
 
 impl Backpressure {
-    /// Waits for a future. The process counts as blocked while the future is pending.
+    /// Waits for a future. While the future is pending, the process is marked as blocked.
     ///
-    /// Only one future may be waited for at a time. If this is dropped, the process stays blocked.
+    /// Only wait for one future at a time. If this is dropped while waiting, the process remains marked as blocked.
     pub(super) async fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         if let Some(done) = futures_util::future::poll_immediate(future.as_mut()).await {

@@ -5,35 +5,35 @@ use memchr::memchr;
 
 use crate::message::{IdKey, Scanner};
 
-/// Maximum length of a line, which is more than clients accept.
+/// Maximum length of a line. This is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes that are kept from the start of a line that is too long.
+/// Maximum number of bytes to keep of a line that is too long.
 const MAX_EXCERPT: usize = 200;
 
 /// Capacity above which the buffer is replaced by a smaller one.
 ///
-/// This is done once it holds at most [`READ_SIZE`] bytes.
+/// The buffer is replaced once it holds no more than [`READ_SIZE`] bytes.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
 /// Minimum free capacity of the buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
-/// The byte order mark that servers written in .NET or PowerShell emit first.
+/// The byte order mark, which servers written in .NET or PowerShell write first.
 ///
 /// It is stripped from lines.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits a process's output into lines.
 ///
-/// It holds at most one line of the maximum length, plus the bytes that were read along with the line's end.
+/// This holds at most one line of the maximum length, plus the bytes that were read along with the line's end.
 #[derive(Debug)]
 pub struct Lines {
     max: usize,
     buffer: BytesMut,
-    /// Number of bytes at the buffer's start that have been scanned and contain no line break.
+    /// Number of bytes at the start of the buffer that are known to contain no line break.
     scanned: usize,
-    /// Set while the current line is too long, and its bytes are discarded as they are read.
+    /// Set if the current line is too long. Its bytes are then discarded as they are read.
     skipped: Option<Skipped>,
 }
 
@@ -42,13 +42,13 @@ pub struct Lines {
 pub enum Line {
     /// A whole line, without surrounding white space or a leading byte order mark.
     ///
-    /// To keep a line, copy it, because it keeps the whole buffer allocated.
+    /// Copy the line if you want to keep it, because it keeps the whole buffer allocated.
     Whole(Bytes),
     /// A line that was too long and has been discarded.
     TooLong {
-        /// Its first bytes.
+        /// The line's first bytes.
         beginning: Bytes,
-        /// The id of the call that it answers, if it is an answer.
+        /// The id of the call that the line answers, if it is an answer.
         answers: Option<IdKey>,
     },
 }
@@ -74,7 +74,7 @@ impl Lines {
         }
     }
 
-    /// Returns the buffer to read the next bytes into. Take all complete lines first.
+    /// Returns the buffer to read more bytes into. Take all complete lines first.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_SIZE);
         if self.buffer.capacity() > KEPT_CAPACITY && self.buffer.len() <= READ_SIZE {
@@ -104,7 +104,7 @@ impl Lines {
         }
     }
 
-    /// Returns what follows the last line break of the whole output, or `None` if that is empty.
+    /// Returns what follows the output's last line break, or `None` if that is empty.
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();

@@ -1,8 +1,8 @@
-//! Makes room for a new session at the session limit.
+//! Makes room for a new session when the session limit has been reached.
 //!
-//! The session that has been without a request and a stream for longest is ended, if that has lasted longer than
-//! [`Options::make_room_after`]. Otherwise the new session is refused. A session is never ended to make room while it has an open
-//! call, or while its process is waiting for a client to read.
+//! To make room, the session that has been without a request and a stream for longest is ended, provided that this is longer than
+//! [`Options::make_room_after`]. If there is no such session, the new one is refused. A session that has an open call, or whose
+//! process is waiting for a client to read, is never ended to make room.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
 
@@ -21,10 +21,10 @@ use super::{
 
 /// How long to wait for a process to exit and make room.
 ///
-/// Stopping a process takes at most twice [`STOP_TIMEOUT`].
+/// This includes some margin: stopping a process takes at most twice [`STOP_TIMEOUT`].
 const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
 
-/// Counts a new session as waiting for a process to exit, until this is dropped.
+/// Counts a new session as waiting for a process to exit until it is dropped.
 struct WaitingGuard<'a>(&'a Inner);
 
 // === impl Inner ===
@@ -32,8 +32,8 @@ struct WaitingGuard<'a>(&'a Inner);
 impl Inner {
     /// Returns the permit for a new process.
     ///
-    /// At the session limit, this ends an unused session and waits for its process to exit. Returns `None` if no session can make
-    /// room, or if no process exits within [`ROOM_TIMEOUT`].
+    /// If the session limit has been reached, this ends an unused session and waits for its process to exit. Returns `None` if no
+    /// session can be ended, or if no process exits within [`ROOM_TIMEOUT`].
     pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -45,14 +45,14 @@ impl Inner {
 
     /// Registers a new session that is waiting for room.
     ///
-    /// This ends an unused session, unless enough processes are already stopping. Returns `None` if no session can be ended, and
-    /// during the shutdown.
+    /// Ends an unused session, unless enough processes are already stopping. Returns `None` if no session can be ended, or if the
+    /// proxy is shutting down.
     fn wait_for_room(&self) -> Option<WaitingGuard<'_>> {
         let mut live = self.live();
         if live.is_shutting_down {
             return None;
         }
-        // The process of each ended session makes room for one new session.
+        // Each process that is stopping makes room for one new session.
         let ending = self.children().saturating_sub(live.sessions.len());
         if ending <= live.waiting {
             self.end_longest_unused(&mut live)?;
@@ -61,7 +61,7 @@ impl Inner {
         Some(WaitingGuard(self))
     }
 
-    /// Ends the session that has been unused for longest, or returns `None` if none can be ended.
+    /// Ends the session that has been unused for longest. Returns `None` if none can be ended.
     fn end_longest_unused(&self, live: &mut Live) -> Option<()> {
         let before = Instant::now().checked_sub(self.options.make_room_after)?;
         let unused = live.sessions.iter().filter_map(|(id, session)| {
@@ -70,7 +70,7 @@ impl Inner {
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
         unused.sort_unstable_by_key(|(since, ..)| *since);
-        // A client may have started to use one of them in the meantime.
+        // Check again, because a client may have started to use one of them in the meantime.
         let (_, id, _) = unused
             .iter()
             .find(|(.., session)| session.end_if_unused(before))?;
@@ -87,9 +87,9 @@ impl Session {
         self.unused_since_in(&self.state())
     }
 
-    /// Ends the session if it has been unused since `before`.
+    /// Ends the session if it has been unused since some time before `before`.
     ///
-    /// Returns `false` if it has not, or if it is already ending.
+    /// Returns `false` if it has been used since, or if it is already ending.
     fn end_if_unused(&self, before: Instant) -> bool {
         {
             let mut state = self.state();
@@ -97,7 +97,7 @@ impl Session {
             if state.stopped.is_some() || since.is_none_or(|since| since >= before) {
                 return false;
             }
-            // Calls are started under the same lock, so none can start in between.
+            // Calls are started under the same lock, so none can have started since the check above.
             state.stopped = Some(EndReason::MadeRoom);
         }
         self.standalone.end();

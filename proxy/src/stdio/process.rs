@@ -1,14 +1,14 @@
-//! A process and its descendants, as one process group.
+//! Starts a process, and signals it and its descendants as one process group.
 //!
-//! 1. **No signal reaches an unrelated process.** A group is only signalled as long as its leader has not been reaped. Until then
-//!    the leader's id, which is also the group's, cannot be reused, because a zombie keeps it. This is why the leader's exit is
-//!    detected without reaping it, and why [`Group::reap`] kills the rest of the group before it reaps.
-//! 2. **A dropped group is killed**, however its task and the runtime end.
-//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
+//! 1. **No signal reaches an unrelated process.** A group is only signalled until its leader is reaped. Up to that point, the
+//!    leader's id, which is also the group's, can't be reused, because the zombie still holds it. This is why we detect that the
+//!    leader has exited without reaping it, and why [`Group::reap`] kills the rest of the group before it reaps the leader.
+//! 2. **A dropped group is killed**, no matter how its task or the runtime ends.
+//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps the pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. And if the proxy itself is
-//! killed by a signal that it cannot handle, its children only notice that their stdin has ended. Tying them to the proxy
-//! (`PR_SET_PDEATHSIG`) would require code between fork and exec, which is `unsafe`, and the kernel would also kill them when the
+//! killed by a signal that it can't handle, its children are not killed; they only see the end of their stdin. Tying them to the
+//! proxy (`PR_SET_PDEATHSIG`) would require `unsafe` code between fork and exec, and the kernel would also kill them when the
 //! *thread* that started them ends.
 
 use std::{
@@ -29,19 +29,19 @@ use crate::message::sanitize;
 
 /// The variable for `--admin-token`.
 ///
-/// A command does not inherit it, because some servers show their environment to clients.
+/// Commands do not inherit it, because some servers show their environment to clients.
 const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
 
-/// The program of each session, which is never run by a shell.
+/// The program to start for each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// A path, or a name to look up in `PATH`.
     pub name: OsString,
     /// The program's arguments.
     pub arguments: Vec<OsString>,
-    /// Additional environment variables, which replace the proxy's own of the same name.
+    /// Additional environment variables. They override the proxy's own variables of the same name.
     pub environment: Vec<(OsString, OsString)>,
-    /// The working directory, if it differs from the proxy's.
+    /// The working directory, or `None` to use the proxy's.
     pub directory: Option<PathBuf>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Group {
     leader: Child,
     /// The id of both the leader and the group, until the leader has been reaped.
     id: Option<Pid>,
-    /// Notified when one of this program's children has ended.
+    /// Notified when any of the proxy's child processes has ended.
     child_ended: unix::Signal,
 }
 
@@ -80,7 +80,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Returns an error that names what is missing, as a message for the user.
+    /// Returns an error that names what is missing. It is meant to be shown to the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
@@ -88,7 +88,7 @@ impl Program {
             let text = format!("directory not found: {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        // A relative path is relative to the program's working directory.
+        // Relative paths are resolved against the program's working directory.
         let name = PathBuf::from(&self.name);
         let base = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
@@ -136,7 +136,7 @@ impl Program {
     }
 }
 
-/// Formats the command line on a single line, for people rather than shells.
+/// Formats the command on a single line, for people to read. A shell might not be able to parse it.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = |word: &OsString| sanitize(word.as_encoded_bytes(), usize::MAX);
@@ -152,8 +152,8 @@ impl fmt::Display for Program {
 impl Group {
     /// Starts a process as the leader of a new group.
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // This is registered before the process is spawned, so that its exit cannot be missed. The handler also keeps the kernel
-        // from reaping the process, as it would if this program had been started with SIGCHLD ignored.
+        // Register this before spawning the process, so that its exit can't be missed. The handler also keeps the kernel from
+        // reaping the process itself, as it would if the proxy had been started with SIGCHLD ignored.
         let child_ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -191,7 +191,7 @@ impl Group {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost if this is dropped.
+    /// This method is cancel safe: dropping the future loses nothing.
     pub(super) async fn wait_for_exit(&mut self) {
         while !self.has_exited() {
             self.child_ended.recv().await;
@@ -215,7 +215,7 @@ impl Group {
         }
     }
 
-    /// Sends a signal to the group, or does nothing once the leader has been reaped.
+    /// Sends a signal to the group. Does nothing once the leader has been reaped.
     pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id {
             // Fails if the group is empty.
@@ -233,12 +233,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // tokio reaps the leader later.
+        // tokio will reap the leader.
         self.signal(Signal::KILL);
     }
 }
 
-/// Returns an exit status as text.
+/// Describes an exit status.
 pub(super) fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

@@ -1,10 +1,10 @@
-//! The backoff after failed starts, during which sessions are refused.
+//! Refuses new sessions for a while if the server keeps failing to start.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// How many crashes within a [`PERIOD`] start the backoff.
+/// Number of crashes within a [`PERIOD`] that start the backoff.
 const MAX_CRASHES: usize = 3;
 
 /// The period in which crashes are counted, and the length of the backoff after the last one.
@@ -12,8 +12,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// The most recent crashes.
 ///
-/// A crash only counts if the server could not be started, or ended before its first answer. If it ends later, one client's
-/// request may be the cause, and must not affect other clients.
+/// Only record a crash if the server could not be started, or if it ended before its first answer. If it ends later, a client's
+/// request may be the cause, and other clients must not suffer for it.
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 

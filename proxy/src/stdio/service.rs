@@ -1,4 +1,4 @@
-//! Streamable HTTP in front of the sessions.
+//! The Streamable HTTP service in front of a command's sessions.
 
 use std::{
     collections::HashMap,
@@ -35,14 +35,14 @@ use crate::{
     event_store::{Call, EventStore},
     headers::{
         EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, is_of_type, single,
+        accepts, has_content_type, single,
     },
     lock::lock,
     message::{Kind, MAX_BODY, Message, single_line},
     refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
-/// Maximum number of processes, which is more than any system runs.
+/// Maximum number of processes. No system can run this many.
 const MAX_PERMITS: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones share the server.
@@ -53,7 +53,7 @@ pub struct Stdio(pub(super) Arc<Inner>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of sessions that can be used.
+    /// Number of sessions that clients can use.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
@@ -61,7 +61,7 @@ pub struct Stats {
     pub kills: u64,
 }
 
-/// The session and the revision in a request's headers.
+/// The session id and the revision in a request's headers.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     session: Option<&'a str>,
@@ -76,31 +76,31 @@ pub(super) struct Inner {
     /// One permit per process.
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
-    /// When a refusal due to the session limit was last logged.
+    /// When we last logged that the session limit caused a refusal.
     pub(super) last_refusal_log: Mutex<Option<Instant>>,
-    /// Not derived from `permits`, because a shutdown acquires all of them.
+    /// Number of processes. Can't be derived from `permits`, because a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
     end_counts: EndCounts,
 }
 
-/// The sessions that can be used.
+/// The sessions that clients can use.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
     pub(super) is_shutting_down: bool,
-    /// Number of new sessions that are waiting for a process to exit.
+    /// Number of new sessions waiting for a process to exit.
     pub(super) waiting: usize,
 }
 
 // === impl Stdio ===
 
 impl Stdio {
-    /// Creates the service. Each `initialize` starts a session with a process of its own.
+    /// Creates the service. Each `initialize` starts a session with its own process.
     ///
     /// # Errors
     ///
-    /// Returns an error if the program or its working directory cannot be found.
+    /// Returns an error if the program or its working directory can't be found.
     pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
         options.program.check()?;
         Ok(Self(Arc::new(Inner {
@@ -122,7 +122,7 @@ impl Stdio {
         &self.0.options.program
     }
 
-    /// Returns the store that holds the sessions' streams.
+    /// Returns the event store that holds the sessions' streams.
     #[must_use]
     pub fn event_store(&self) -> &EventStore {
         &self.0.store
@@ -147,8 +147,8 @@ impl Stdio {
 
     /// Ends all sessions and waits for their processes to exit, for up to `limit`.
     ///
-    /// No session can be started after this. A process has a third of that time to exit once its stdin has been closed, and
-    /// another third after SIGTERM, at most 2 s each.
+    /// No session can be started afterwards. Each process has a third of the limit to exit after its stdin has been closed, and
+    /// another third after SIGTERM, but at most 2 s each.
     pub async fn shutdown(&self, limit: Duration) {
         let inner = &self.0;
         let sessions = {
@@ -181,11 +181,11 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // The layer marks the cancels that it sends. Without a layer, requests have no token.
+        // The layer marks the cancellations it sends. Without a layer, requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
         let head = Head::from_headers(&parts.headers);
-        // The use starts before the body arrives, which may take a long time.
+        // Mark the session as in use before the body arrives, which may take a long time.
         let session = head
             .ok()
             .and_then(|head| self.0.use_session(head.session?, is_from_client));
@@ -193,7 +193,7 @@ impl Stdio {
             let text = "the client must accept both application/json and text/event-stream";
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
-        if !is_of_type(&parts.headers, JSON) {
+        if !has_content_type(&parts.headers, JSON) {
             let text = "the content type must be application/json";
             return refusal::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
         }
@@ -270,7 +270,7 @@ impl Stdio {
             Err(text) => return bad(text),
         };
         let session = self.0.use_session(id, true);
-        // An empty id means that there is none (WHATWG HTML, section 9.2.6).
+        // An empty id is the same as none (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
             return session.map_or_else(
@@ -278,7 +278,7 @@ impl Stdio {
                 |session| session.streams.listen(&session.standalone),
             );
         };
-        // A session's streams outlive its process, for clients that have not received all events yet.
+        // A session's streams outlive its process, so that clients can still get the events they have not received yet.
         let has_more = || {
             let last = last.to_str().ok();
             last.is_some_and(|last| self.0.store.has_more(id, last))
@@ -407,7 +407,7 @@ pub(super) fn send_request(
 pub(super) fn send_error_response(id: Option<&str>, reason: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match reason {
-        // The id is not repeated, because it can have any length.
+        // Don't repeat the id, which can have any length.
         SendError::BadId => bad(
             None,
             "the id must be a string or a number, and not longer than 1 KiB",

@@ -1,4 +1,4 @@
-//! The state that a session's requests share with its task.
+//! The state shared by a session's requests and its task.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// Maximum length of an id or a token, because each is kept for as long as its call.
+/// Maximum length of an id or a token. Both are stored for as long as the call lasts.
 const MAX_ID: usize = 1024;
 
 /// A session, shared by its requests and its task.
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub(super) log_id: SessionLogId,
     /// The session in the event store, which holds the streams.
     pub(super) streams: event_store::Session,
-    /// The stream for messages that belong to no call.
+    /// The stream for messages that don't belong to a call.
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
@@ -52,12 +52,12 @@ pub(super) struct Timeouts {
     pub(super) lost: Duration,
 }
 
-/// A request that is using its session, until this is dropped.
+/// Marks a session as in use by a request until it is dropped.
 ///
-/// The use starts before the body arrives, and ends once the message has been sent or refused.
+/// A request uses its session from before its body arrives until its message has been sent or refused.
 pub(super) struct SessionUse {
     session: Arc<Session>,
-    /// Whether this is a request from the client, rather than a cancellation from the layer.
+    /// Whether the client sent the request. Otherwise, it is a cancellation from the layer.
     is_from_client: bool,
 }
 
@@ -66,11 +66,11 @@ pub(super) struct State {
     pub(super) last_used: Instant,
     /// Number of requests that are currently using the session.
     requests: usize,
-    /// The standalone stream's number of disconnects when the client's last request ended.
+    /// The standalone stream's disconnect count when the client's last request ended.
     disconnects: u64,
-    /// Whether the client has sent anything since `initialize`.
+    /// Whether the client has sent anything after `initialize`.
     pub(super) was_used: bool,
-    /// Whether the server has sent an answer.
+    /// Whether the server has answered any request.
     pub(super) has_answered: bool,
     /// The reason the session is ending, once that has been decided.
     pub(super) stopped: Option<EndReason>,
@@ -79,15 +79,15 @@ pub(super) struct State {
 /// The reason a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client has deleted it.
+    /// The client has deleted the session.
     Deleted,
-    /// It was idle for too long.
+    /// The session was idle for too long.
     Idle,
-    /// Its client disconnected and did not return in time.
+    /// The session's client disconnected and did not return in time.
     Lost,
-    /// It was unused, and has made room for a new session.
+    /// The session was unused, and has made room for a new one.
     MadeRoom,
-    /// The proxy is shutting down. A process has this long to exit after its stdin has been closed, and again after SIGTERM.
+    /// The proxy is shutting down. The process has this long to exit after its stdin has been closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
     Exited,
@@ -102,7 +102,7 @@ pub(super) enum EndReason {
 /// The reason a message is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendError {
-    /// The id is missing, too long, or of a wrong type.
+    /// The id is missing, too long, or of the wrong type.
     BadId,
     /// An unanswered request has this id, or one that the server might confuse with it.
     IdInUse,
@@ -149,7 +149,9 @@ impl Session {
         (session, input_writer)
     }
 
-    /// Queues a request for the server, and returns its stream, primed except for `initialize`.
+    /// Queues a request for the server, and returns its stream.
+    ///
+    /// The stream is primed, except for `initialize`.
     pub(super) fn request(
         &self,
         message: &Message<'_>,
@@ -163,12 +165,12 @@ impl Session {
         let mut state = self.state();
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
-        // A client cannot resume before it has its session id.
+        // The client can't resume an `initialize`, because it does not have a session id yet.
         if !is_initialize {
             self.prime(&stream);
         }
-        // This is sent under the lock that registers the call, so that a cancellation can only find the call once its request is
-        // queued.
+        // Send this under the lock that registers the call, so that a cancellation can't find the call before its request has
+        // been queued.
         permit.send(line);
         drop(state);
         Ok(stream)
@@ -176,7 +178,7 @@ impl Session {
 
     /// Queues a notification or an answer for the server.
     ///
-    /// A cancellation is also recorded, and may end the stream of an older cancelled call.
+    /// If it is a cancellation, it is also recorded, which may end the stream of an older cancelled call.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -192,7 +194,7 @@ impl Session {
                 .filter(|_| is_cancel)
                 .and_then(key);
             let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, Instant::now()));
-            // This is sent under the lock, so that a request that reuses the id from now on is queued after the cancellation.
+            // Send this under the lock. If a request then reuses the id, it is queued after the cancellation.
             permit.send(line);
             drop(state);
             evicted
@@ -208,7 +210,8 @@ impl Session {
 
     /// Returns the line to send for a notification or an answer.
     ///
-    /// The layer's cancellation gets the id as the client wrote it, because a server may distinguish `1` from `1.0`.
+    /// In the layer's cancellation, this replaces the id with the one that the client wrote, because a server may distinguish
+    /// `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -221,7 +224,7 @@ impl Session {
         rewritten.unwrap_or_else(|| line.clone())
     }
 
-    /// Starts a request's use of the session, or returns `None` if the session has ended.
+    /// Marks the session as in use by a request. Returns `None` if the session has ended.
     pub(super) fn begin_use(self: Arc<Self>, is_from_client: bool) -> Option<SessionUse> {
         {
             let mut state = self.state();
@@ -239,24 +242,25 @@ impl Session {
 
     /// Returns `true` if the client has disconnected, judging by its standalone stream.
     ///
-    /// The client had that stream at its last request or since, but has none now.
+    /// That is, the client had a standalone stream when its last request ended or later, but has none now.
     pub(super) fn is_lost(&self, state: &State) -> bool {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
 
-    /// Returns `true` during a request, while a call is open, and while the process is blocked.
+    /// Returns `true` during a request, while a call is open, or while the process is blocked.
     pub(super) fn is_working(&self, state: &State) -> bool {
-        // An `initialize` is not cancelled when its client disconnects.
+        // Until the session has been used, check whether a client is attached, because an `initialize` is not cancelled when its
+        // client disconnects.
         let has_open_call = if state.was_used {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // A call whose answer is waiting for its client is no longer open, so it only shows as backpressure.
+        // A call whose answer is waiting for its client to read is no longer open, and only shows up as backpressure.
         state.requests > 0 || has_open_call || self.backpressure.is_on()
     }
 
-    /// Returns when a request or a stream last used the session, or `None` if it is in use.
+    /// Returns when a request or a stream last used the session, or `None` if one still does.
     pub(super) fn unused_since_in(&self, state: &State) -> Option<Instant> {
         if self.is_working(state) {
             return None;
@@ -272,9 +276,9 @@ impl Session {
         }
     }
 
-    /// Starts to end the session, unless it is already ending.
+    /// Starts ending the session, unless it is already ending.
     ///
-    /// Open calls end with an error, and no call can be started after this.
+    /// Open calls end with an error, and no call can be started afterwards.
     pub(super) fn stop(&self, reason: EndReason) {
         let open = {
             let mut state = self.state();
@@ -288,9 +292,9 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends all open streams, sending calls an error with this message.
+    /// Ends all open streams, with `text` as the error for calls.
     ///
-    /// An earlier reason for the end is kept.
+    /// If the session is already ending for another reason, that reason stays.
     pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -312,9 +316,9 @@ impl Session {
     }
 }
 
-/// Returns the value of an id or a token.
+/// Returns an id or a token as a key that compares by value.
 ///
-/// Returns `None` if it is too long to be kept, or neither a string nor a number.
+/// Returns `None` if it is too long to be stored, or if it is neither a string nor a number.
 pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?
@@ -340,7 +344,7 @@ impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.state();
         state.requests -= 1;
-        // A cancellation from the layer does not show that the client is still there.
+        // A cancellation from the layer is no sign that the client is still there.
         if self.is_from_client {
             state.last_used = Instant::now();
             state.disconnects = self.standalone.disconnects();

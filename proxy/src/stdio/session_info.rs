@@ -1,4 +1,4 @@
-//! A command's sessions, for operators.
+//! Lists a command's sessions for operators.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::service::Stdio;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionInfo {
-    /// A hash of the session's id, as in the log. The id itself is a secret.
+    /// A hash of the session's id, the same as in the log. The id itself is a secret.
     pub id: String,
     /// How long ago the session started.
     pub age: Duration,
-    /// How long the session has had no request, no call and no stream. `None` if it is in use.
+    /// How long the session has had no request, call or stream, or `None` if it is in use.
     pub unused: Option<Duration>,
 }
 
@@ -24,7 +24,7 @@ impl Stdio {
     /// Returns the sessions, oldest first.
     #[must_use]
     pub fn sessions(&self) -> Vec<SessionInfo> {
-        // Each session has a lock of its own.
+        // Release this lock first, because each session has a lock of its own.
         let sessions: Vec<_> = self.0.live().sessions.values().cloned().collect();
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {

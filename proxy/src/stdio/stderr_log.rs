@@ -1,4 +1,4 @@
-//! Logs what a process writes besides its messages, bounded in rate and length.
+//! Logs whatever a process writes besides messages, limited in rate and length.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::lines::{Line, Lines};
 use crate::message::sanitize;
 
-/// Maximum number of lines that are logged per output stream and [`PERIOD`].
+/// Maximum number of lines to log per output stream in each [`PERIOD`].
 const MAX_LINES: u32 = 100;
 
 /// The rate limit's period.
@@ -22,16 +22,16 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Maximum length of a line from stderr that is logged in full.
 const MAX_LINE_BYTES: usize = 4 * 1024;
 
-/// Maximum number of bytes that are logged of a line that is not a message.
+/// Maximum number of bytes to log of a line on stdout that is not a message.
 const MAX_EXCERPT: usize = 200;
 
-/// Identifies a session in the log, in the same way as the layer.
+/// Identifies a session in the log, in the same way as the layer does.
 ///
-/// The session id itself is a credential, so it is not logged.
+/// This is not the session id itself, which is a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Admits up to [`MAX_LINES`] lines per [`PERIOD`], and counts the lines that are omitted.
+/// Admits up to [`MAX_LINES`] lines per [`PERIOD`], and counts the lines it omits.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
@@ -57,9 +57,9 @@ impl fmt::Display for SessionLogId {
 // === impl LineRateLimit ===
 
 impl LineRateLimit {
-    /// Admits a line and returns how many lines have been omitted before it.
+    /// Admits a line, and returns how many lines have been omitted just before it.
     ///
-    /// Returns `None` if this line must be omitted as well.
+    /// Returns `None` if this line must be omitted, too.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + PERIOD) {
             self.since = Some(now);
@@ -83,7 +83,7 @@ impl LineRateLimit {
     }
 }
 
-/// Logs lines from stderr until it is closed or cannot be read.
+/// Logs lines from stderr until it is closed or can't be read.
 pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
     let (mut lines, mut rate) = (Lines::new(MAX_LINE_BYTES), LineRateLimit::default());
     loop {

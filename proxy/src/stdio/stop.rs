@@ -1,4 +1,4 @@
-//! How a session's process is stopped, and how the session has ended.
+//! Stops a session's process.
 
 use std::{convert::Infallible, pin::Pin, time::Duration};
 
@@ -10,27 +10,27 @@ use super::{process::Group, session::EndReason};
 
 /// How long a process has to exit after its stdin has been closed, and again after SIGTERM.
 ///
-/// A shutdown of the proxy has a limit of its own. This is also how long to wait for a killed process to exit.
+/// When the proxy shuts down, a different limit applies. This is also how long to wait for a killed process to exit.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a session ended.
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) reason: EndReason,
-    /// Whether the process ended before its first answer, and the session was not stopped.
+    /// Whether the process ended before its first answer, and the session had not been stopped.
     pub(super) failed_to_start: bool,
     /// Whether the process had to be killed with SIGKILL.
     pub(super) was_killed: bool,
 }
 
-/// What it took to make a process exit.
+/// What made a process exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessEnd {
-    /// Nothing, or closing its stdin.
+    /// It exited on its own, or after its stdin was closed.
     Exited,
-    /// SIGTERM.
+    /// It exited after SIGTERM.
     Terminated,
-    /// SIGKILL.
+    /// It had to be killed with SIGKILL.
     Killed,
 }
 
@@ -40,11 +40,12 @@ pub(super) async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible
     std::future::pending().await
 }
 
-/// Stops a process whose stdin is closed, and returns what that took.
+/// Stops a process whose stdin has been closed, and returns what made it exit.
 ///
-/// This sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits at once, while the server behind it may have a handler for
-/// SIGTERM, so the descendants also get SIGTERM and the time to handle it. `output` ends once none of them holds the pipes any
-/// more. If the process has exited on its own, its descendants get no time.
+/// If the process does not exit in time, this sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits right away, while the
+/// server behind it may have a handler for SIGTERM. So even if the process itself has exited, its descendants also get SIGTERM
+/// and the time to handle it. `output` ends once none of them holds the pipes any more. If the process exited on its own, its
+/// descendants get no time.
 pub(super) async fn stop_process(
     group: &mut Group,
     reason: EndReason,
@@ -52,7 +53,7 @@ pub(super) async fn stop_process(
 ) -> ProcessEnd {
     match reason {
         EndReason::Exited => return ProcessEnd::Exited,
-        // The process ignores its input or a cancellation.
+        // Kill a process that ignores its input or a cancellation.
         EndReason::Stuck | EndReason::Overdue => {}
         EndReason::Deleted
         | EndReason::Idle

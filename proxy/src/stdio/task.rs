@@ -1,4 +1,4 @@
-//! A session's task, which owns the process, reads its output, and enforces deadlines.
+//! A session's task. It owns the process, reads the process's output, and enforces deadlines.
 
 use std::{pin::pin, time::Duration};
 
@@ -27,31 +27,31 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// How long output is read after the process group has been killed.
+/// How long to keep reading output after the process group has been killed.
 ///
-/// A process outside the group might still hold the pipes.
+/// There has to be a limit, because a process outside the group might still hold the pipes.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a session may be unused after `initialize`.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a process must be blocked for it to count. Shorter waits are ignored.
+/// Minimum time that a process must be blocked for this to be recorded. Shorter waits are ignored.
 const MIN_BLOCKED: Duration = Duration::from_millis(1);
 
 /// How often a session is checked while its process is blocked.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How late a check must be to show that the proxy has stalled.
+/// How late a check must be to be taken as a sign that the proxy has stalled.
 ///
-/// For example, the proxy stalls while it is suspended.
+/// The proxy stalls, for example, while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// How often a session with a cancelled call is checked.
 ///
-/// The part of a stall before the next check is not noticed, so checks have to be frequent.
+/// If the proxy stalls, only the time after the next check was due is recognised as a stall, so checks have to be frequent.
 const CANCELLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The error for a client whose answer is still waiting for room when the session ends.
+/// The error for a call whose answer is still waiting for room when the session ends.
 const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
@@ -59,15 +59,15 @@ const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
 
-/// The stream of a call that is being answered, and no longer has a route.
+/// The stream of a call that is being answered, and therefore no longer has a route.
 ///
-/// Dropping this ends the stream, with an error if it has no answer.
+/// Dropping this ends the stream, with an error if the answer has not been added.
 struct EndOnDrop<'a>(&'a Stream);
 
 // === impl Session ===
 
 impl Session {
-    /// Runs the session until it ends. By the time this returns, the process group has been killed.
+    /// Runs the session until it ends. The process group has been killed by the time this returns.
     pub(super) async fn run(
         &self,
         mut group: Group,
@@ -86,8 +86,8 @@ impl Session {
             let writing = input_writer.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // `writing` is polled before `stop`, so that queued messages for which the pipe has room, such as a cancellation, are
-                // written before stdin is closed.
+                // Poll `writing` before `stop`, so that queued messages, such as a cancellation, are still written before stdin is
+                // closed, as far as the pipe has room for them.
                 biased;
                 () = group.wait_for_exit() => EndReason::Exited,
                 stopped = writing => EndReason::from(stopped),
@@ -172,7 +172,7 @@ impl Session {
         }
     }
 
-    /// Handles one line: a message, a batch, or text to log. This may wait for a client to read.
+    /// Handles a line, which is a message, a batch, or text to log. May wait for a client to read.
     async fn handle_line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
             Line::Whole(text) => single_line(text),
@@ -201,8 +201,8 @@ impl Session {
 
     /// Handles one message.
     ///
-    /// A batch's messages are handled one by one, because they may belong to different calls. JSON without a version is not a
-    /// message, because some servers log JSON to their stdout, with members such as `id` and `error`.
+    /// A batch's messages are handled one by one, because they may belong to different calls. JSON without a version is not
+    /// treated as a message, because some servers write log lines in JSON to stdout, with members such as `id` and `error`.
     async fn handle_message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
@@ -231,8 +231,8 @@ impl Session {
         };
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message does not refer to a call, and the client has disconnected from the open call's stream. It either reads
-            // the standalone stream, or cannot resume the call's.
+            // The message does not refer to a call, and the client has disconnected from the open call's stream. Use the
+            // standalone stream if the client is reading that, or if it can't resume the call's.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -248,9 +248,9 @@ impl Session {
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
-        // The event may have to wait a long time for room, so only one copy of its text is kept.
+        // Keep only one copy of the text, because the event may have to wait for room for a long time.
         drop(text);
-        // If the event store refuses an event, it logs this and ends the event's call.
+        // If the event store refuses an event, it logs that and ends the event's call by itself.
         let before = Instant::now();
         let _ = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
@@ -271,9 +271,9 @@ impl Session {
         self.changed.notify_one();
     }
 
-    /// Ends a call with an error, because its answer cannot be forwarded.
+    /// Ends a call with an error, because its answer can't be forwarded.
     ///
-    /// If no call has the id, this only records that the server has answered.
+    /// If there is no call with this id, only records that the server has answered.
     fn on_answer_lost(&self, call: &IdKey, reason: &str) {
         let route = {
             let mut state = self.state();
@@ -285,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Enforces the deadlines of the calls and the session, and returns why the session ends.
+    /// Enforces the calls' and the session's deadlines, and returns why the session has to end.
     async fn enforce_deadlines(&self) -> EndReason {
         loop {
             let next = {
@@ -294,7 +294,7 @@ impl Session {
                 let is_blocked = self.backpressure.is_on();
                 let due = state.routes.due(now, is_blocked);
                 let (idle, reason) = self.idle_at(&mut state, now);
-                // Check well within the lost timeout, because the client may disconnect at any time.
+                // Check several times within the lost timeout, because the client may disconnect at any time.
                 let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
                 let next = state.routes.next_due().map_or(next, |due| {
                     due.min(next).min(now + CANCELLED_CHECK_INTERVAL)
@@ -312,7 +312,7 @@ impl Session {
                 };
                 let mut remaining = Vec::new();
                 if end_reason == Some(reason) {
-                    // Calls are started under the same lock, so none can start in between.
+                    // Calls are started under the same lock, so none can have started since `idle_at`.
                     state.stopped.get_or_insert(reason);
                     remaining = state.routes.end();
                 }
@@ -321,7 +321,7 @@ impl Session {
                     stream.end_cancelled();
                 }
                 if let Some(reason) = end_reason {
-                    // These are the streams of cancelled calls, or of an `initialize` whose client has disconnected.
+                    // These streams belong to cancelled calls, or to an `initialize` whose client has disconnected.
                     for stream in remaining {
                         stream.end_with_error(SERVER_ERROR, reason.text());
                     }
@@ -337,10 +337,10 @@ impl Session {
         }
     }
 
-    /// Excludes a stall from all timeouts if the check that was due at `due` is late.
+    /// If the check that was due at `due` is late, excludes the stall from all timeouts.
     ///
-    /// The session's timeouts start again, and those of cancelled calls are extended by the lateness: requests that arrived
-    /// during the stall have not been read yet, and the process may have stalled as well.
+    /// Requests that arrived during the stall have not been read yet, so the session's timeouts start again. The process may have
+    /// stalled as well, so cancelled calls get as much more time as the check is late.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
         let lateness = now.saturating_duration_since(due);
@@ -353,7 +353,7 @@ impl Session {
 
     /// Returns when the session will have been unused for too long, and why it will end then.
     ///
-    /// This marks a session that is in use as used now.
+    /// If the session is in use, also records this as its last use.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
         let timeout = if state.was_used {
             self.timeouts.idle
@@ -366,8 +366,8 @@ impl Session {
             (timeout, EndReason::Idle)
         };
         if self.is_working(state) || self.standalone.is_attached() {
-            // Check again after a quarter of the timeout, so that the session ends between three quarters of the timeout and the
-            // whole timeout after this use has ended.
+            // Check again after a quarter of the timeout. That way, the session ends after between three quarters of the timeout
+            // and the whole timeout, counted from the end of this use.
             state.last_used = now.max(state.last_used);
             return (now + timeout / 4 + Duration::from_millis(1), reason);
         }
@@ -379,7 +379,7 @@ impl Session {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        // Adds no error to a stream that has been answered or has already ended.
+        // This adds no error to a stream that has been answered or has already ended.
         self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
 }

@@ -508,7 +508,7 @@ fn the_first_line_has_the_address_the_server_and_what_a_disconnect_does() {
         assert!(line.contains("listening on http://127.0.0.1:"), "{line}");
         assert!(
             line.contains(
-                "/mcp (--listen) in front of http://127.0.0.1:1/mcp, which accepts no connections yet (Connection refused"
+                "/mcp (--listen) in front of http://127.0.0.1:1/mcp, which is not accepting connections yet (Connection refused"
             ),
             "{line}"
         );

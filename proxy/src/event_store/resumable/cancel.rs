@@ -1,4 +1,4 @@
-//! Sends the layer's cancellation for a call to the server.
+//! Sends the layer's cancellation for a call to the server, with the call's own credentials.
 
 use std::{convert::Infallible, future::poll_fn};
 
@@ -23,8 +23,8 @@ where
 {
     /// Sends the layer's cancellation for a call, with the call's credentials.
     ///
-    /// The server may refuse them, for example because a token has expired during the call. The cancellation is then sent once more
-    /// with the latest credentials that the server has accepted in the session, if those are different.
+    /// The server may refuse these, for example because a token has expired during the call. The cancellation is then sent once
+    /// more, with the latest credentials that the server has accepted in the session, provided that they are different.
     pub(super) async fn cancel(
         &mut self,
         stream: &Stream,
@@ -56,16 +56,16 @@ where
             return response;
         };
         drop(response);
-        // The service has only been polled ready for the first request.
+        // The service was only polled ready for the first request.
         let Ok(()) = poll_fn(|cx| self.inner.poll_ready(cx)).await;
         self.forward(with_credentials(Some(&other)).map(Body::from))
             .await
     }
 }
 
-/// Replaces the request id in a cancellation with the one that the client wrote.
+/// Replaces the request id in a cancellation with the id as the client wrote it.
 ///
-/// A server may distinguish `1` from `1.0`. A cancellation that already has this id is left unchanged.
+/// This matters to servers that distinguish `1` from `1.0`. If the id is already the same, the cancellation is not changed.
 fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
     let Some(body) = message.with_request_id(request.body(), id) else {
         return request;

@@ -1,4 +1,4 @@
-//! Lets an event bypass the ring, to a reader that has taken everything before it.
+//! Passes an event to the reader directly if there is no room for it in the ring.
 
 use bytes::Bytes;
 
@@ -10,9 +10,9 @@ use crate::event_store::event::{Event, Weight};
 impl Ring {
     /// Starts an event that bypasses the ring.
     ///
-    /// Returns `false` if the reader still has earlier events to take. If there is no reader, or the ring has ended, the event
-    /// is lost at once, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` creates the error for a
-    /// reader that misses the event.
+    /// Returns `false` if the reader has to take earlier events first. If there is no reader, or the ring has ended, the event
+    /// is lost right away, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` creates the error
+    /// for a reader that misses the event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
         let reader = self.reader.as_mut().filter(|_| !self.has_ended);
         let Some(reader) = reader else {
@@ -50,7 +50,7 @@ impl Ring {
         }
     }
 
-    /// Ends the bypass if the reader has taken the last piece, whose state is returned.
+    /// Ends the bypass if the reader has taken the last piece. Returns that piece's state.
     pub(in crate::event_store) fn end_bypass(&mut self, weight: Weight) -> Bypassed {
         let state = self.bypass_state();
         if state == Bypassed::Taken {
@@ -71,7 +71,7 @@ impl Ring {
 
     /// Appends the error for a reader that has missed a bypassing event.
     ///
-    /// Does nothing if the ring has not ended yet or still has the answer.
+    /// Does nothing if the ring has not ended yet, or if it still holds the answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
         let is_in_ring = |seq| {
             self.events
@@ -88,7 +88,7 @@ impl Ring {
         }
     }
 
-    /// Aborts the bypass, if there is one, because its reader has detached or the ring has ended.
+    /// Aborts the current bypass, if any, because the reader has detached or the ring has ended.
     pub(super) fn abort_bypass(&mut self) {
         if let Bypass::Piece(_) = self.bypass {
             self.bypass = Bypass::Aborted;

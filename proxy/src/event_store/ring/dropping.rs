@@ -6,14 +6,14 @@ use crate::event_store::event::Weight;
 // === impl Ring ===
 
 impl Ring {
-    /// Returns `true` if both of the ring's limits allow another event.
+    /// Returns `true` if the ring is below both of its limits, so that it may take another event.
     pub(super) fn is_below_limits(&self) -> bool {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
 
     /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
-        // An event that the reader has only taken in part must not be dropped.
+        // Never drop an event that the reader has already begun to take.
         let started = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let started = started.map(|reader| reader.position);
         let may_drop =
@@ -24,8 +24,8 @@ impl Ring {
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Requests are kept for longer than notifications, because a server does not repeat one that is lost with a broken
-    /// connection. Returns `false` if no reader is attached, or it has not taken any event that is still in the ring.
+    /// Requests are kept longer than notifications, because a server does not repeat a request that was lost along with the
+    /// client's connection. Returns `false` if no reader is attached, or if it has taken none of the events that are still in the ring.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let position = self.reader.as_ref().map_or(0, |reader| reader.position);
         let taken = self.events.partition_point(|entry| entry.seq < position);
@@ -38,7 +38,7 @@ impl Ring {
         let Some(entry) = self.events.remove(index) else {
             return false;
         };
-        // The reservation itself is released once the last holder drops the bytes.
+        // The reservation itself is only released once the last holder drops the bytes.
         self.cost -= entry.cost;
         true
     }

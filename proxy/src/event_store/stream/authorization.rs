@@ -1,7 +1,7 @@
 //! Decides which clients may resume a stream, based on the latest accepted credentials.
 //!
-//! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
-//! 2. The server is asked about any other credentials. While it is being asked, the call must not be cancelled as an orphan.
+//! 1. A client with exactly these credentials may resume without a check, unless the server has since refused them.
+//! 2. Any other credentials are checked with the server first. During the check, the call must not be cancelled as an orphan.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -10,7 +10,7 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// Marks a check of a client's credentials as pending, until this is dropped.
+/// Marks a check of a client's credentials as pending until it is dropped.
 pub(in crate::event_store) struct PendingCheckGuard(Stream);
 
 // === impl Stream ===
@@ -21,9 +21,9 @@ impl Stream {
         self.state().credentials.clone()
     }
 
-    /// Returns `true` if a request has the latest accepted credentials.
+    /// Returns `true` if a request carries the latest accepted credentials.
     ///
-    /// If the server has refused them since, this is always `false`.
+    /// Always returns `false` if the server has since refused them.
     pub(in crate::event_store) fn has_credentials_of<B>(&self, request: &Request<B>) -> bool {
         let state = self.state();
         let known = state.credentials.clone();
@@ -44,9 +44,9 @@ impl Stream {
 
     /// Records that the server has refused these credentials, and waits until it accepts some.
     ///
-    /// Ends the response that the client is reading, which makes the client resume. Returns `true` once the server has
-    /// accepted credentials again, even the same ones, or at once if `refused` is `None` or no longer the latest. If the
-    /// client cannot resume because it has no event id, returns `false` at once.
+    /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
+    /// credentials again, even if they are the same, or immediately if `refused` is `None` or no longer the latest. If the
+    /// client can't resume because it has no event id, returns `false` immediately.
     ///
     /// # Cancel safety
     ///
@@ -83,13 +83,13 @@ impl Stream {
         }
     }
 
-    /// Counts a check of other credentials with the server, until the returned guard is dropped.
+    /// Marks a check of a client's credentials as pending until the returned guard is dropped.
     pub(in crate::event_store) fn begin_check(&self) -> PendingCheckGuard {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
         PendingCheckGuard(self.clone())
     }
 
-    /// Returns `true` while the server is being asked about a client's credentials.
+    /// Returns `true` while the server is checking a client's credentials.
     pub(in crate::event_store) fn has_pending_check(&self) -> bool {
         self.0.pending_checks.load(Ordering::Relaxed) > 0
     }

@@ -1,4 +1,4 @@
-//! Sends an event past the ring when there is no room for it.
+//! Sends an event to the client directly when there is no room for it in the ring.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::event_store::{
 impl Stream {
     /// Starts an event that bypasses the ring, once the reader has taken all earlier events.
     ///
-    /// Without a reader, returns at once, and the event is lost.
+    /// If there is no reader, this returns immediately, and the event is lost.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
@@ -23,9 +23,9 @@ impl Stream {
             .await;
     }
 
-    /// Sends bytes of the bypassing event, and returns `true` once the reader has taken them.
+    /// Sends part of the bypassing event, and returns `true` once the reader has taken it.
     ///
-    /// Returns `false` if the reader has detached, there was none, or the stream has ended.
+    /// Returns `false` if the reader has detached, if there was no reader, or if the stream has ended.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
@@ -51,12 +51,12 @@ impl Stream {
         taken
     }
 
-    /// Refuses an event that was lost in the bypass. A call's stream then ends with an error.
+    /// Refuses a bypassing event that was lost. If the stream belongs to a call, it ends with an error.
     pub(in crate::event_store) fn fail_lost_event(&self) -> Result<(), Refused> {
         self.fail(NO_ROOM)
     }
 
-    /// Sends a whole event past the ring, and fails unless the attached client takes all of it.
+    /// Sends a whole event past the ring. Fails unless the attached client takes all of it.
     pub(super) async fn push_bypassing(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_bypass().await;

@@ -1,4 +1,4 @@
-//! How a writer ends its stream.
+//! Ends a stream, with or without an error.
 
 use std::{mem, sync::atomic::Ordering};
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Stream;
 use crate::event_store::event::{Event, error, error_from_json};
 
-/// Marks the call as being ended by its client, until this is dropped.
+/// Marks the call as being ended by its client until the guard is dropped.
 pub(in crate::event_store) struct PendingEndGuard(Stream);
 
 // === impl Stream ===
@@ -16,8 +16,8 @@ pub(in crate::event_store) struct PendingEndGuard(Stream);
 impl Stream {
     /// Ends the stream, with an error from the proxy unless the call has already been answered.
     ///
-    /// There is always room for the error. The server may still be working on the call, so the token is not notified of an
-    /// answer. For the layer, the call ends once its client has read the error.
+    /// There is always room for the error. Since the server may still be working on the call, the token is not notified of an
+    /// answer. As far as the layer is concerned, the call ends when its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
@@ -25,15 +25,16 @@ impl Stream {
 
     /// Like [`end_with_error`](Self::end_with_error), but also cancels the call.
     ///
-    /// Used when the answer is lost, but the server may still be working on the call.
+    /// Use this when the answer is lost, but the server may still be working on the call.
     pub(in crate::event_store) fn end_without_answer(&self, code: i32, message: &str) {
         self.lose_answer();
         self.end_with_error(code, message);
     }
 
-    /// Reports the answer as lost to the layer, which cancels the call. Does nothing if the client is ending the call.
+    /// Reports to the layer that the answer is lost, so that it cancels the call.
     ///
-    /// This must precede the error that the client gets, because the layer takes that error for an answer.
+    /// Does nothing if the call has been cancelled already, or if its client is ending it. Do this before sending the client an
+    /// error, because the layer would take the error for the answer.
     pub(in crate::event_store) fn lose_answer(&self) {
         if self.0.pending_ends.load(Ordering::Relaxed) > 0 {
             return;
@@ -43,7 +44,7 @@ impl Stream {
             if state.is_cancelled {
                 return;
             }
-            // Take the token, so that the stream does not count as cancelled: its client is to get the error.
+            // Take the token. Otherwise, its cancellation would make the stream evictable before the client gets the error.
             state.token.take()
         };
         if let Some(token) = token {
@@ -51,18 +52,18 @@ impl Stream {
         }
     }
 
-    /// Counts a client's request to end the call, until the returned guard is dropped.
+    /// Marks a client's request to end the call as pending until the returned guard is dropped.
     ///
-    /// Such a request is the client's own cancellation or a DELETE. Many servers close the stream before they answer one, so in the
-    /// meantime a stream that ends does not mean that the answer is lost.
+    /// Such a request is either the client's own cancellation or a DELETE. Many servers close the call's stream before they
+    /// answer one. So if the stream ends in the meantime, that does not mean that the answer is lost.
     pub(in crate::event_store) fn begin_end(&self) -> PendingEndGuard {
         self.0.pending_ends.fetch_add(1, Ordering::Relaxed);
         PendingEndGuard(self.clone())
     }
 
-    /// Ends the stream with an error in place of an answer that cannot be forwarded.
+    /// Ends the stream with an error in place of an answer that can't be forwarded.
     ///
-    /// The token is notified of an answer.
+    /// The token is notified that the call has been answered.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -71,7 +72,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error from the server, given as JSON text, and ends the stream.
+    /// Answers the call with the server's own error, given as JSON text, and ends the stream.
     pub(in crate::event_store) fn end_with_server_error(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error_from_json(id, error)).is_ok()
@@ -80,14 +81,14 @@ impl Stream {
         }
     }
 
-    /// Ends the stream, whose events are kept for a client that resumes.
+    /// Ends the stream. Its events are kept for a client that resumes.
     pub fn end(&self) {
         self.finish(None);
     }
 
     /// Ends a cancelled call's stream.
     ///
-    /// It may then be evicted unless it has an answer, because no client is waiting for it.
+    /// Unless the call has been answered, the stream may now be evicted, because no client is waiting for it any more.
     pub(crate) fn end_cancelled(&self) {
         self.state().is_cancelled = true;
         self.end();

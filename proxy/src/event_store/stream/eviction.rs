@@ -29,24 +29,24 @@ impl Stream {
         }
     }
 
-    /// Drops the oldest droppable event, but only if no client is reading the stream.
+    /// Drops the oldest droppable event if no client is reading the stream.
     ///
-    /// Returns `false` if nothing is dropped.
+    /// Returns `false` if nothing was dropped.
     pub(in crate::event_store) fn drop_unread(&self) -> bool {
         let mut state = self.state();
         !state.ring.has_reader() && state.ring.drop_droppable()
     }
 
-    /// Removes the stream if it is marked as evictable and no client still has events to read.
+    /// Removes the stream if it is marked as evictable and no client is still reading its events.
     ///
-    /// Returns `false` otherwise.
+    /// Returns `false` if it was not removed.
     fn evict_unless_reading(&self) -> bool {
         let Some(index) = self.0.index.upgrade() else {
             return false;
         };
         let ended_streams = index.ended_streams();
         let is_closed = self.close_if(ended_streams.as_deref(), |state| {
-            // A client that resumes clears the mark until it has read everything again.
+            // When a client resumes, the mark is cleared until that client has read everything.
             let may_close = state.is_evictable && !state.ring.is_in_progress();
             if may_close {
                 state.ring.clear();
@@ -61,8 +61,8 @@ impl Stream {
 
     /// Removes the stream, or postpones its expiry.
     ///
-    /// The stream is kept for another retention period if a client still has events to read or is being checked. If a client
-    /// has stopped reading before it had everything, the retention period restarts at that point.
+    /// The stream is kept for another retention period if a client still has events to read, or if the server is checking a
+    /// client. If the last client stopped reading before it had everything, the retention period starts when it stopped.
     fn expire(&self) {
         let now = Instant::now();
         let postponed = {
@@ -90,7 +90,7 @@ impl Stream {
 
     /// Grows the reservation of an event that is being read. Returns `false` if there is no room.
     ///
-    /// To make room, drops this stream's droppable events and then evicts other streams.
+    /// To make room, this drops the stream's own droppable events, and then evicts other streams.
     pub(in crate::event_store) fn grow_reservation(
         &self,
         reservation: &mut Reservation,
@@ -104,10 +104,10 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream, or else makes room across all sessions if those share the budget.
+    /// Evicts another stream. Failing that, makes room across all sessions, if it is their shared budget that is exhausted.
     ///
-    /// Only a stream that has been read in full or cancelled, and is not being read again, can be evicted. Returns `false` if
-    /// nothing is freed.
+    /// Only streams that have been read in full, or whose call was cancelled, can be evicted, and only while they are not being
+    /// read again. Returns `false` if nothing was freed.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
@@ -115,7 +115,7 @@ impl Stream {
 
     /// Registers the stream as one that has ended and expires at `until`.
     ///
-    /// Also starts the task that removes expired streams, except outside of a Tokio runtime.
+    /// Also starts the task that removes expired streams, unless called outside a Tokio runtime.
     pub(super) fn expire_at(&self, until: Instant) {
         let Some(index) = self.0.index.upgrade() else {
             return;
@@ -137,8 +137,8 @@ impl Stream {
 
     /// Ends the stream because its session has been closed.
     ///
-    /// An attached client still gets the remaining events, with an error in place of a missing answer. Without an attached
-    /// client, all events are dropped.
+    /// An attached client still gets the remaining events, with an error in place of a missing answer. If no client is
+    /// attached, all events are dropped.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
@@ -155,7 +155,7 @@ impl Stream {
         });
     }
 
-    /// Drops what a closed stream was holding, and wakes its tasks. The state must not be locked.
+    /// Releases what a closed stream was holding, and wakes its tasks. The caller must not hold the state's lock.
     fn release(
         &self,
         reader: Option<Waker>,
@@ -172,9 +172,9 @@ impl Stream {
         }
     }
 
-    /// Ends the stream at once and releases everything it has.
+    /// Ends the stream right away, and drops its events.
     ///
-    /// The caller must already have removed it from its index.
+    /// The caller must already have removed the stream from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
         self.close_if(ended_streams, |state| {
             state.ring.clear();
@@ -182,7 +182,7 @@ impl Stream {
         });
     }
 
-    /// Closes the stream if `end` returns `true`, which means that it has ended the ring.
+    /// Closes the stream if `end` has ended the ring, which it reports by returning `true`.
     ///
     /// Returns what `end` returned.
     fn close_if(
@@ -219,10 +219,10 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Evicts this session's oldest evictable stream or, for the shared budget, any session's.
+    /// Evicts the session's oldest evictable stream.
     ///
-    /// If the shared budget is exhausted and no stream can be evicted, makes room across all sessions instead. Returns `false`
-    /// if nothing is freed.
+    /// If the shared budget is exhausted, evicts the oldest of any session. If there is none, makes room across all sessions
+    /// instead. Returns `false` if nothing was freed.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {
@@ -247,14 +247,14 @@ impl StreamIndex<Stream> {
 // === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
-    /// Evicts any session's oldest evictable stream, or else makes room across all sessions.
+    /// Evicts the oldest evictable stream of any session, or else makes room across all sessions.
     ///
-    /// Returns `false` if nothing is freed.
+    /// Returns `false` if nothing was freed.
     pub(in crate::event_store) fn make_room(&self) -> bool {
         self.evict_oldest() || self.make_room_in_sessions()
     }
 
-    /// Evicts any session's oldest evictable stream. Returns `false` if there is none.
+    /// Evicts the oldest evictable stream of any session. Returns `false` if there is none.
     fn evict_oldest(&self) -> bool {
         iter::from_fn(|| self.take_evictable()).any(|(index, number)| {
             let stream = index

@@ -1,4 +1,4 @@
-//! Queries about a stream's state, for its session and its writer.
+//! Queries about a stream's state.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Stream;
 
-/// How much longer than its reconnect delay a client gets to resume during a shutdown.
+/// During a shutdown, how much longer than its reconnect delay a client has to resume.
 const RESUME_MARGIN: Duration = Duration::from_secs(1);
 
 // === impl Stream ===
@@ -52,8 +52,8 @@ impl Stream {
 
     /// Returns `true` if a shutdown should wait for this stream.
     ///
-    /// That is the case while the answer to its call is pending or being read, and as long as the client may still resume
-    /// within the reconnect delay. A standalone stream is never waited for.
+    /// It should wait while the answer to the stream's call is pending or being read, and as long as the client may still
+    /// resume within the reconnect delay. It never waits for a standalone stream.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

@@ -26,16 +26,16 @@ struct ReaderBody {
 // === impl Stream ===
 
 impl Stream {
-    /// Attaches a reader, which replaces the current one, and returns its response.
+    /// Attaches a reader in place of the current one, and returns its response.
     ///
-    /// If `with_position` is set, the reader first gets a position event, unless it starts at the first event. Returns `None`
-    /// if it would have to start after an event that does not exist.
+    /// If `with_position` is set, the reader first gets a position event, unless it starts at the very first event. Returns
+    /// `None` if `from` names an event that does not exist, or if the stream's events have been dropped.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, previous) = {
             let mut state = self.state();
             let id = state.ring.attach(from)?;
             if state.ring.is_in_progress() {
-                // The mark is set again once this reader has everything.
+                // The mark is set again once this reader has taken everything.
                 state.is_evictable = false;
             }
             let position_event = state.ring.position_event(id).filter(|_| with_position);
@@ -54,7 +54,7 @@ impl Stream {
     }
 }
 
-/// Returns an event stream response, which intermediaries must not store or buffer.
+/// Returns an event stream response, with headers that forbid caching and buffering.
 fn event_stream(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -117,7 +117,7 @@ impl Drop for ReaderBody {
             state.detached_at = Some(Instant::now());
             state.reader.take()
         };
-        // The waker may belong to a reader that has replaced this one, so it must not be lost.
+        // Don't lose the waker, which may belong to a reader that has replaced this one.
         if let Some(waker) = waker {
             waker.wake();
         }

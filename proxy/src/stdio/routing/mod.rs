@@ -1,21 +1,21 @@
 //! Finds the stream for each line from the server, without doing I/O or reading a clock.
 //!
-//! On stdio, all calls in a session share one pipe, and few lines identify their call. The rules:
+//! On stdio, all of a session's calls share one pipe, and only a few kinds of lines identify their call. These are the rules:
 //!
-//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused if the server
-//!    might confuse its id with that of an earlier request which has not been answered yet. So at most one call has the id, and a
-//!    second answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type.
-//!    Otherwise such an answer might be a second one.
-//! 2. **Progress** is sent to the call with its token. Once two calls share a token, its progress is sent to the standalone
-//!    stream until all calls with the token have ended. Progress with an unknown token is sent there, too.
-//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. If that
-//!    call's client has disconnected, the session task uses the standalone stream instead, provided that a client is reading it
-//!    or that the call's stream cannot be resumed. If no client is reading the standalone stream, the session task sends a
-//!    request from the server to the newest of several open calls whose stream a client is reading.
-//! 4. **A cancellation** from the client closes the call. From then on the call only receives its answer, and only within
-//!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
-//! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] that have not been answered are remembered.
-//! 6. **At the end**, every stream that is still open is returned once, and no call can start any more.
+//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A second answer is dropped. At most one
+//!    call can have an id, because a request is refused if the server might confuse its id with that of an earlier request that
+//!    has not been answered yet. `"7"` also answers 7, and 7 answers `"7"`, but only if the client has never sent an id of the
+//!    answer's type. Otherwise, it might be the second answer to another call.
+//! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the standalone stream,
+//!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
+//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The session
+//!    task makes two exceptions. If the client of the only call has disconnected, it uses the standalone stream after all,
+//!    provided that a client is reading that stream or that the call's stream can't be resumed. And if no client is reading the
+//!    standalone stream, it sends a server's request to the newest of the open calls whose stream a client is reading.
+//! 4. **A cancellation** from the client closes the call. From then on, the call only receives its answer, and only within
+//!    [`UPSTREAM_LINGER`]. Its id and its token remain taken, because the server may still use them.
+//! 5. **Cancelled calls are bounded.** Of those that have not been answered, only the newest [`MAX_UNANSWERED`] are remembered.
+//! 6. **At the end**, each stream that is still open is returned once. After that, no call can start.
 
 #[cfg(test)]
 mod tests;
@@ -35,14 +35,14 @@ pub const MAX_OPEN: usize = 1024;
 
 /// Maximum number of cancelled calls that are remembered until the server answers them.
 ///
-/// Most servers never do.
+/// There has to be a limit, because most servers never do.
 pub const MAX_UNANSWERED: usize = 1024;
 
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
     open: HashMap<LooseIdKey, Call<S>>,
-    /// The number of calls that have begun so far.
+    /// How many calls have ever been started.
     begun: u64,
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
@@ -57,13 +57,13 @@ pub struct Routes<S> {
 /// Where a message from the server is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<S> {
-    /// The answer to a call that has now ended.
+    /// To this call's stream. The message is the answer, so the call has ended.
     Answer(S),
-    /// A message for an open call.
+    /// To this open call's stream.
     Call(S),
-    /// A message for the session's standalone stream.
+    /// To the session's standalone stream.
     Standalone,
-    /// A message that belongs to no stream.
+    /// Nowhere, because the message belongs to no stream.
     Dropped,
 }
 
@@ -78,10 +78,10 @@ pub enum Refused {
     Ended,
 }
 
-/// What is due.
+/// What is due, as returned by [`Routes::due`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
-    /// The streams of cancelled calls that must now be closed.
+    /// The streams of cancelled calls, which must be closed now.
     pub closed: Vec<S>,
     /// Whether a cancelled call has not been answered in time.
     pub overdue: bool,
@@ -89,14 +89,14 @@ pub struct Due<S> {
 
 #[derive(Debug)]
 struct Call<S> {
-    /// Larger than the number of any call that began before.
+    /// Larger than that of any call that was started earlier.
     number: u64,
     id: IdKey,
     token: Option<IdKey>,
     stream: S,
 }
 
-/// A call that has been cancelled and not answered.
+/// A call that has been cancelled, but not answered.
 #[derive(Debug)]
 struct Unanswered<S> {
     id: IdKey,
@@ -113,7 +113,7 @@ struct Unanswered<S> {
 #[derive(Debug)]
 struct Owner {
     calls: usize,
-    /// The only call, or `None` once there has been more than one.
+    /// The only such call, or `None` once there has been more than one.
     only: Option<LooseIdKey>,
 }
 
@@ -122,7 +122,7 @@ struct Owner {
 impl<S: Clone> Routes<S> {
     /// Creates routes without any calls.
     ///
-    /// If `kill_after` is set, a cancelled call becomes overdue after that time.
+    /// If `kill_after` is set, a cancelled call becomes overdue after that time. Otherwise, none ever does.
     #[must_use]
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
@@ -139,8 +139,7 @@ impl<S: Clone> Routes<S> {
 
     /// Registers a request that is about to be sent to the server.
     ///
-    /// `stream` creates the call's stream, and is only called if the request may be sent. If it fails, the request is not
-    /// registered.
+    /// If the request may be sent, `stream` is called to create the call's stream. If that fails, the request is not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
         id: IdKey,
@@ -189,7 +188,7 @@ impl<S: Clone> Routes<S> {
         Ok(stream)
     }
 
-    /// Returns where to send this message from the server. An answer ends its call.
+    /// Returns where to send a message from the server. An answer ends its call.
     pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
         if message.kind == Kind::Response {
             return message
@@ -207,7 +206,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Returns the stream of the newest open call, among those whose stream `is_read`.
+    /// Returns the stream of the newest open call for whose stream `is_read` returns `true`.
     pub fn newest(&self, is_read: impl Fn(&S) -> bool) -> Option<S> {
         let read = self.open.values().filter(|call| is_read(&call.stream));
         let newest = read.max_by_key(|call| call.number);
@@ -221,13 +220,13 @@ impl<S: Clone> Routes<S> {
             return Route::Standalone;
         };
         let call = self.open.get(key);
-        // A call that is not open has been cancelled.
+        // If the call is not open, it has been cancelled.
         call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
-    /// Ends the call with this id, and returns where its answer is sent.
+    /// Ends the call with this id, and returns where to send its answer.
     ///
-    /// An answer to no call is dropped.
+    /// If there is no such call, the answer is dropped.
     pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
         let has_sent_type = if id.is_text() {
             self.has_sent_text
@@ -240,7 +239,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Ends the call that has exactly this id.
+    /// Ends the call with exactly this id, which is not converted to another type.
     fn end_call(&mut self, id: &IdKey) -> Route<S> {
         let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
@@ -260,9 +259,9 @@ impl<S: Clone> Routes<S> {
         Route::Dropped
     }
 
-    /// Records that the call with this id has been cancelled, if an open call has it.
+    /// Records that the open call with this id, if there is one, has been cancelled.
     ///
-    /// Returns the stream of an older cancelled call that is evicted to make room for this one, if that stream is still open.
+    /// If an older cancelled call is evicted to make room for this one, returns its stream, unless that is already closed.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
@@ -289,7 +288,7 @@ impl<S: Clone> Routes<S> {
         evicted
     }
 
-    /// Returns the next deadline for [`due`](Self::due), or `None` if nothing will be due.
+    /// Returns when to call [`due`](Self::due) next, or `None` if nothing will be due.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.unanswered.values().flat_map(|unanswered| {
@@ -306,19 +305,19 @@ impl<S: Clone> Routes<S> {
         due.flatten().min()
     }
 
-    /// Records that the process has been blocked until now, for `blocked`, and could not answer.
+    /// Records that the process has just been blocked for this long, and could not answer.
     ///
-    /// This time does not count toward [`Due::overdue`].
+    /// This time is not counted toward [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
             unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
-    /// Returns what is due, each item only once.
+    /// Returns what is due. Each item is returned only once.
     ///
-    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) the blocked time once it has been
-    /// unblocked.
+    /// No call is overdue while the process is blocked. Once the process is unblocked again,
+    /// [add the time](Self::add_blocked_time) that it was blocked.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
             closed: Vec::new(),
@@ -338,7 +337,7 @@ impl<S: Clone> Routes<S> {
         due
     }
 
-    /// Ends all calls and returns their streams. No call can start after this.
+    /// Ends all calls and returns their streams. No call can start afterwards.
     pub fn end(&mut self) -> Vec<S> {
         self.has_ended = true;
         self.tokens.clear();
@@ -361,7 +360,7 @@ impl<S: Clone> Routes<S> {
         self.open.is_empty()
     }
 
-    /// Forgets the oldest unanswered call, and returns its stream if that is still open.
+    /// Evicts the oldest unanswered call, and returns its stream if that is still open.
     fn evict_oldest(&mut self) -> Option<S> {
         let oldest = self
             .unanswered
