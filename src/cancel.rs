@@ -62,6 +62,7 @@ pub struct CancelError(Kind);
 enum Kind {
     Refused(StatusCode),
     Failed(Box<str>),
+    ServiceFailed,
     TimedOut,
     Undelivered,
     Reused,
@@ -72,6 +73,8 @@ enum Kind {
 impl CancelError {
     pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
     pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
+    /// The inner service returned an error instead of a response. It may be shedding load.
+    pub(crate) const SERVICE_FAILED: Self = Self(Kind::ServiceFailed);
     /// Another call has reused the id, and would have been cancelled instead.
     pub(crate) const REUSED: Self = Self(Kind::Reused);
 
@@ -93,16 +96,17 @@ impl CancelError {
         }
     }
 
-    /// Returns `true` if a retry may succeed: the status is 429, 502, 503 or 504.
+    /// Returns `true` if a retry may succeed: the inner service failed, or answered with 429, 502, 503 or 504.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
-            self.status(),
-            Some(
-                StatusCode::TOO_MANY_REQUESTS
-                    | StatusCode::BAD_GATEWAY
-                    | StatusCode::SERVICE_UNAVAILABLE
-                    | StatusCode::GATEWAY_TIMEOUT
-            )
+            self.0,
+            Kind::ServiceFailed
+                | Kind::Refused(
+                    StatusCode::TOO_MANY_REQUESTS
+                        | StatusCode::BAD_GATEWAY
+                        | StatusCode::SERVICE_UNAVAILABLE
+                        | StatusCode::GATEWAY_TIMEOUT
+                )
         )
     }
 
@@ -117,6 +121,7 @@ impl fmt::Display for CancelError {
         match &self.0 {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
             Kind::Failed(cause) => write!(f, "the cancel could not be delivered: {cause}"),
+            Kind::ServiceFailed => f.write_str("the inner service failed"),
             Kind::TimedOut => f.write_str("the service did not accept the cancel in time"),
             Kind::Undelivered => {
                 f.write_str("no runtime polled the cancel's delivery to completion")

@@ -116,6 +116,9 @@ impl CancelOnDisconnectLayer {
     /// [`call_timeout`](Self::call_timeout), by [`Calls::cancel`] or [`Calls::drain`], or by its client's own `notifications/cancelled`,
     /// and it still ends with its session. A subscription still ends with its stream.
     ///
+    /// A server that stops a call on its own when the connection closes is not affected. rmcp 3 does so for calls without a session, by
+    /// firing `RequestContext::ct`: see [`Grace`].
+    ///
     /// If there are several closures, a call is exempt if any of them returns `true`. A closure that panics does not exempt the call.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));

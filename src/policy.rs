@@ -21,8 +21,9 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 ///
 /// Whatever the grace period, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
 ///
-/// The grace period only governs what the *layer* does. rmcp 3 itself stops a stateless call's handler as soon as the call's stream is
-/// dropped, unless the call's events are stored.
+/// The grace period only governs what the *layer* does. rmcp 3 fires a stateless call's `RequestContext::ct` as soon as the call's stream is
+/// dropped, unless the call's events are stored. `AbortOnCancel` ignores that for [`Grace::Never`] and exempt calls, but a handler that
+/// watches `ct` stops. Such a handler should watch its [`CallToken`](crate::CallToken) instead.
 ///
 /// ```
 /// use std::time::Duration;

@@ -34,6 +34,8 @@ pub(crate) enum Head {
     Stream { readable: bool },
     /// 2xx with any other body: the body is the answer.
     Answer,
+    /// 202 without JSON, which cannot be an answer. Servers of revision 2024-11-05 send the answer on another stream.
+    Accepted,
     /// Any other status: the server has refused the request. The client may retry it later if the refusal `is_temporary`.
     Refusal { is_temporary: bool },
 }
@@ -62,7 +64,7 @@ impl ExchangeState {
         ) {
             self.request = RequestBody::Known(match head {
                 Head::Stream { .. } => BodyKind::Other,
-                Head::Answer | Head::Refusal { .. } => BodyKind::Plain,
+                Head::Answer | Head::Accepted | Head::Refusal { .. } => BodyKind::Plain,
             });
         }
     }
@@ -82,6 +84,16 @@ impl Exchange {
                 self.state().record_head(&self.kind, head);
                 self.end_resume();
                 self.begin_answer().map_or(BodyPlan::Pass, BodyPlan::Answer)
+            }
+            Head::Accepted => {
+                self.state().record_head(&self.kind, head);
+                self.end_resume();
+                if let Some(call) = self.info()
+                    && !self.is_bound()
+                {
+                    self.finish(call.id(), Outcome::Unknown);
+                }
+                BodyPlan::Pass
             }
             Head::Refusal { is_temporary } => {
                 self.state().record_head(&self.kind, head);

@@ -19,6 +19,7 @@ mod handler;
 mod id_hash;
 mod idle;
 mod inner;
+mod local;
 mod replay;
 mod requests_to_client;
 mod resume;

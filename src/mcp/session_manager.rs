@@ -13,10 +13,7 @@ use rmcp::{
     },
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
-        session::{
-            EventStore, ServerSseMessage, SessionId,
-            local::{LocalSessionManager, SessionConfig},
-        },
+        session::{EventStore, ServerSseMessage, SessionId},
     },
 };
 
@@ -70,47 +67,6 @@ pub struct CancellableSessionManager<M> {
 }
 
 // === impl CancellableSessionManager ===
-
-impl CancellableSessionManager<LocalSessionManager> {
-    /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in process memory.
-    ///
-    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
-    /// is disabled. That timer would also close a session during a silent call, even though the client is still connected, and
-    /// the answer would be lost.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// use rmcp::transport::streamable_http_server::session::local::SessionConfig;
-    ///
-    /// let mut config = SessionConfig::default();
-    /// config.keep_alive = Some(Duration::from_secs(3600)); // or `None`: never closed
-    /// let sessions = CancellableSessionManager::local(config);
-    /// assert_eq!(sessions.inner().session_config.keep_alive, None);
-    /// ```
-    pub fn local(mut config: SessionConfig) -> Self {
-        let idle_timeout = config.keep_alive.take();
-        let mut manager = LocalSessionManager::default();
-        manager.session_config = config;
-        let mut local = Self::new(manager);
-        local.idle_timeouts.idle = idle_timeout;
-        local
-    }
-}
-
-/// Sessions in process memory: [`local`](Self::local) with a default [`SessionConfig`].
-///
-/// ```
-/// use mcp_cancel_on_disconnect::CancellableSessionManager;
-///
-/// let sessions = CancellableSessionManager::default();
-/// assert!(format!("{sessions:?}").contains("idle_timeout: Some(300s)"));
-/// ```
-impl Default for CancellableSessionManager<LocalSessionManager> {
-    fn default() -> Self {
-        Self::local(SessionConfig::default())
-    }
-}
 
 impl<M> CancellableSessionManager<M> {
     /// Wraps a session manager.
@@ -536,7 +492,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_session_whose_service_panicked_is_removed() {
-        let manager = CancellableSessionManager::local(SessionConfig::default());
+        let manager = CancellableSessionManager::default();
         let manager = Arc::new(manager);
         let service =
             StreamableHttpService::new(|| Ok(Panics), manager.clone(), Default::default());

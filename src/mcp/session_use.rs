@@ -21,11 +21,13 @@ use super::{
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
+    /// Whether the stream is one of those that keep the client from being considered lost.
+    is_counted: bool,
     /// `false` for a standalone stream that is not counted as a use.
     is_use: bool,
 }
 
-/// What kind of stream the client is reading. Recorded only if there is a lost timeout.
+/// What kind of stream the client is reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientStream {
     None,
@@ -55,15 +57,15 @@ impl SessionUse {
         Self {
             session,
             stream: ClientStream::None,
+            is_counted: false,
             is_use: true,
         }
     }
 
     /// Records what kind of stream the client is reading.
     pub(super) fn with_stream(mut self, stream: ClientStream) -> Self {
-        if stream != ClientStream::None && self.begin_stream() {
-            self.stream = stream;
-        }
+        self.stream = stream;
+        self.is_counted = stream != ClientStream::None && self.begin_stream();
         if stream == ClientStream::Standalone && self.ignores_standalone_streams() {
             self.is_use = false;
             self.session.end_use();
@@ -99,7 +101,8 @@ impl SessionUse {
     }
 
     fn end_stream(&mut self, end: ClientStreamEnd) {
-        if mem::replace(&mut self.stream, ClientStream::None) != ClientStream::None {
+        self.stream = ClientStream::None;
+        if mem::take(&mut self.is_counted) {
             self.session.end_stream(end);
         }
     }

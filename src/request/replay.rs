@@ -157,7 +157,7 @@ where
             match response.map(|response| response.status()) {
                 Some(status) if status.is_success() => Ok(()),
                 Some(status) => Err(CancelError::refused(status)),
-                None => Err(CancelError::failed("the inner service failed")),
+                None => Err(CancelError::SERVICE_FAILED),
             }
         })
     }

@@ -173,7 +173,7 @@ where
                 body: Box::pin(body),
                 received: BytesMut::new(),
             },
-            Head::Answer | Head::Refusal { .. } => CommitStage::Ended,
+            Head::Answer | Head::Accepted | Head::Refusal { .. } => CommitStage::Ended,
         };
         match self.stage {
             CommitStage::Ended => Some(refusal(&self.request, parts.status, &[])),

@@ -24,6 +24,8 @@ pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Hea
         Head::Stream {
             readable: !headers.is_encoded,
         }
+    } else if status == StatusCode::ACCEPTED && !has_content_type(headers, "application/json") {
+        Head::Accepted
     } else {
         Head::Answer
     }

@@ -2,19 +2,25 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex},
+    future,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use axum::{
     Router,
+    body::Body,
+    error_handling::HandleError,
     extract::Request,
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, body::TeeBody};
 use serde_json::json;
-use tower::ServiceExt as _;
+use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::{
     setup::{DISCONNECTED, EXCHANGE, EventKind, Events, Plan, SavedSessions, Server, arguments},
@@ -176,6 +182,49 @@ async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed()
     assert!(setup.witness.is_running("runs on"));
     setup.witness.release("runs on");
     assert!(setup.witness.ended("runs on").await.is_completed());
+}
+
+/// A middleware that sheds load may answer with an error, which becomes a response only outside the layer.
+#[tokio::test]
+async fn a_cancel_that_the_service_fails_is_sent_again() {
+    let witness = Witness::new();
+    let is_full = Arc::new(AtomicBool::new(false));
+    let server = router(Tools::new(&witness).service(Mode::Session, bare()));
+    let shedding = service_fn({
+        let is_full = is_full.clone();
+        move |request: http::Request<TeeBody<Body>>| {
+            let is_shed = is_full.swap(false, Ordering::SeqCst);
+            let server = server.clone();
+            async move {
+                if is_shed {
+                    return Err("overloaded");
+                }
+                Ok(server
+                    .oneshot(request.map(Body::new))
+                    .await
+                    .unwrap_or_else(|never| match never {}))
+            }
+        }
+    });
+    let service = CancelOnDisconnectLayer::new()
+        .grace(Grace::Immediate)
+        .layer(shedding);
+    let app = Router::new().fallback_service(HandleError::new(service, |_: &'static str| {
+        future::ready(StatusCode::SERVICE_UNAVAILABLE)
+    }));
+    let served = serve(app).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    let call = mcp.call(1, "hold", arguments("a")).await;
+    witness.started("a").await;
+
+    is_full.store(true, Ordering::SeqCst);
+    call.fin();
+
+    assert!(witness.ended("a").await.is_cancelled());
+    assert!(
+        !is_full.load(Ordering::SeqCst),
+        "the first cancellation was shed"
+    );
 }
 
 /// Both servers restore sessions from one store.

@@ -2,16 +2,34 @@
 
 use axum::{
     Router,
+    body::Bytes,
     extract::Request,
+    http::StatusCode,
     middleware::{Next, from_fn},
+    routing::post,
 };
-use mcp_cancel_on_disconnect::{CallToken, Outcome};
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Outcome};
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{GRACE, Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{Events, GRACE, Plan, Server, Setup, StoppedClock, arguments, for_servers},
     support::*,
 };
+
+/// With the HTTP+SSE transport of 2024-11-05, the answer is sent on a stream that the layer does not associate with the call.
+#[tokio::test]
+async fn a_call_that_is_answered_with_202_has_an_unknown_end() {
+    let events = Events::default();
+    let layer = CancelOnDisconnectLayer::new().observe(events.observer());
+    let app = Router::new().route("/messages", post(async |_: Bytes| StatusCode::ACCEPTED));
+    let served = serve(app.layer(layer)).await;
+    let mcp = Mcp::stateless(served.addr, "/messages");
+
+    let mut call = mcp.call(1, "hold", arguments("a")).await;
+
+    assert_eq!(call.head().await.status, 202);
+    assert_eq!(events.ended(&mcp, 1).await, Outcome::Unknown);
+}
 
 for_servers!(sessions {
     a_detached_call_runs_on_after_its_grace_if_a_gateway_has_its_answer,

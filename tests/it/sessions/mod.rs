@@ -5,6 +5,7 @@ mod controlled_server;
 mod forwarding;
 mod idle;
 mod isolation;
+mod listening;
 mod lost;
 mod notifications;
 mod paths;
