@@ -14,11 +14,11 @@
 /// let limits = Limits::default()
 ///     .calls(10_000)
 ///     .detached(1_000)
-///     .detached_of_session(20)
+///     .detached_per_session(20)
 ///     .retained(64 << 20)
-///     .retained_of_session(4 << 20);
+///     .retained_per_session(4 << 20);
 /// assert_eq!(limits.get(Limit::Calls), 10_000);
-/// assert_eq!(limits.get(Limit::DetachedOfSession), 20);
+/// assert_eq!(limits.get(Limit::DetachedPerSession), 20);
 /// let layer = CancelOnDisconnectLayer::new().limits(limits);
 /// # drop(layer);
 /// ```
@@ -26,9 +26,9 @@
 pub struct Limits {
     calls: usize,
     detached: usize,
-    detached_of_session: usize,
+    detached_per_session: usize,
     pub(crate) retained: usize,
-    pub(crate) retained_of_session: usize,
+    pub(crate) retained_per_session: usize,
 }
 
 /// One of the [`Limits`] that a call can exceed.
@@ -46,7 +46,7 @@ pub enum Limit {
     /// Too many calls are detached, so the call is no longer tracked. It has ended as unknown.
     Detached,
     /// Too many calls of one session are detached, so the call is no longer tracked. It has ended as unknown.
-    DetachedOfSession,
+    DetachedPerSession,
 }
 
 // === impl Limits ===
@@ -67,8 +67,8 @@ impl Limits {
     /// Sets how many of a session's calls may be detached (2,048 by default).
     ///
     /// Calls without a session only count toward [`detached`](Self::detached).
-    pub fn detached_of_session(mut self, max: usize) -> Self {
-        self.detached_of_session = max;
+    pub fn detached_per_session(mut self, max: usize) -> Self {
+        self.detached_per_session = max;
         self
     }
 
@@ -90,8 +90,8 @@ impl Limits {
     }
 
     /// Sets how many bytes of answers may be retained for one session id (1 MiB by default).
-    pub fn retained_of_session(mut self, bytes: usize) -> Self {
-        self.retained_of_session = bytes;
+    pub fn retained_per_session(mut self, bytes: usize) -> Self {
+        self.retained_per_session = bytes;
         self
     }
 
@@ -100,7 +100,7 @@ impl Limits {
         match limit {
             Limit::Calls => self.calls,
             Limit::Detached => self.detached,
-            Limit::DetachedOfSession => self.detached_of_session,
+            Limit::DetachedPerSession => self.detached_per_session,
         }
     }
 }
@@ -110,10 +110,10 @@ impl Default for Limits {
         Self {
             calls: 262_144,
             detached: 65_536,
-            detached_of_session: 2_048,
+            detached_per_session: 2_048,
             // A busy server can spare this much, and no session can take it all.
             retained: 16 * 1024 * 1024,
-            retained_of_session: 1024 * 1024,
+            retained_per_session: 1024 * 1024,
         }
     }
 }
@@ -121,14 +121,14 @@ impl Default for Limits {
 // === impl Limit ===
 
 impl Limit {
-    pub(crate) const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedOfSession];
+    pub(crate) const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedPerSession];
 
     /// Returns the name used in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",
             Self::Detached => "detached",
-            Self::DetachedOfSession => "detached_of_session",
+            Self::DetachedPerSession => "detached_per_session",
         }
     }
 }

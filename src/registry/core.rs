@@ -324,11 +324,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// checked first.
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
-        let max = totals.max(Limit::DetachedOfSession);
+        let max = totals.max(Limit::DetachedPerSession);
         let is_reached = self.detached >= max
             && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
         if self.session_id.is_some() && is_reached {
-            return Some(Limit::DetachedOfSession);
+            return Some(Limit::DetachedPerSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }

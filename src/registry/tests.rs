@@ -304,7 +304,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
         registry.set_limits(
             Limits::default()
                 .detached(40)
-                .detached_of_session(9)
+                .detached_per_session(9)
                 .retained(30_000),
         );
         let keys = |n: usize| key(&format!("s{}", n % 7), (n / 7) as i64 % 5);

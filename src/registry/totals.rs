@@ -13,7 +13,7 @@ const DELIVERED_DIVISOR: usize = 4;
 pub(crate) struct Totals {
     limits: [AtomicUsize; Limit::ALL.len()],
     retained: AtomicUsize,
-    retained_of_session: AtomicUsize,
+    retained_per_session: AtomicUsize,
     in_flight: AtomicUsize,
     detached: AtomicUsize,
     /// Bytes taken up by retained calls.
@@ -31,7 +31,7 @@ impl Default for Totals {
         Self {
             limits: Limit::ALL.map(|limit| limits.get(limit).into()),
             retained: limits.retained.into(),
-            retained_of_session: limits.retained_of_session.into(),
+            retained_per_session: limits.retained_per_session.into(),
             in_flight: AtomicUsize::default(),
             detached: AtomicUsize::default(),
             bytes: PerDeliveryState::default(),
@@ -47,8 +47,8 @@ impl Totals {
             max.store(limits.get(limit), Ordering::Relaxed);
         }
         self.retained.store(limits.retained, Ordering::Relaxed);
-        self.retained_of_session
-            .store(limits.retained_of_session, Ordering::Relaxed);
+        self.retained_per_session
+            .store(limits.retained_per_session, Ordering::Relaxed);
     }
 
     pub(super) fn max(&self, limit: Limit) -> usize {
@@ -69,7 +69,7 @@ impl Totals {
 
     /// Returns how many bytes one session's retained calls may take up.
     pub(super) fn max_session_bytes(&self) -> usize {
-        self.retained_of_session.load(Ordering::Relaxed)
+        self.retained_per_session.load(Ordering::Relaxed)
     }
 
     pub(super) fn in_flight(&self) -> usize {

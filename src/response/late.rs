@@ -24,7 +24,7 @@ const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes to buffer. A longer stream is passed on, even without the answer.
 ///
-/// Same as the default of `Limits::retained_of_session`.
+/// Same as the default of `Limits::retained_per_session`.
 const MAX_BUFFERED: usize = 1024 * 1024;
 
 /// The inner body and its buffer.

@@ -62,9 +62,9 @@ fn a_hundred_thousand_unknown_sessions_leave_no_state() {
 fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
     run_alone(async || {
         tokio::time::pause();
-        let limits = Limits::default().detached(16_384).detached_of_session(256);
+        let limits = Limits::default().detached(16_384).detached_per_session(256);
         let server = Server::new(layer().limits(limits));
-        let of_session = limits.get(Limit::DetachedOfSession);
+        let of_session = limits.get(Limit::DetachedPerSession);
         let in_all = limits.get(Limit::Detached);
         drop(server.call(VICTIM.0, VICTIM.1).await);
         let growth = Growth::since_now();

@@ -115,7 +115,7 @@ async fn run() -> Scrape {
 
     let without_retention = counted(Server::Wrapped).grace(Grace::After(GRACE));
     let without_retention = without_retention
-        .layer(|layer| layer.limits(Limits::default().retained(0).retained_of_session(0)));
+        .layer(|layer| layer.limits(Limits::default().retained(0).retained_per_session(0)));
     let without_retention = without_retention.start().await;
     let mcp = without_retention.mcp().await;
     become_orphans(&without_retention, &mcp, &clock, 1).await;

@@ -103,12 +103,12 @@ fn limits() -> [(&'static str, Number); 5] {
         ("detached calls", limits.get(Limit::Detached).into()),
         (
             "detached calls of one session",
-            limits.get(Limit::DetachedOfSession).into(),
+            limits.get(Limit::DetachedPerSession).into(),
         ),
         ("retained answers in all", limits.retained.into()),
         (
             "retained answers of one session",
-            limits.retained_of_session.into(),
+            limits.retained_per_session.into(),
         ),
     ]
 }

@@ -217,7 +217,7 @@ impl Run {
         let limits = Limits::default().retained(usize::MAX);
         shared
             .totals
-            .set_limits(limits.retained_of_session(capacity * UNIT + UNIT / 2));
+            .set_limits(limits.retained_per_session(capacity * UNIT + UNIT / 2));
         Self {
             session: SessionState::new(shared.clone(), Some(session_id(&shared))),
             shared,

@@ -769,7 +769,7 @@ fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
 #[test]
 fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one() {
     let now = Instant::now();
-    let mut session = session_with_limits(Limits::default().retained_of_session(4_332));
+    let mut session = session_with_limits(Limits::default().retained_per_session(4_332));
     end_with(&mut session, now, 0, true, 488);
     for stream in 1..9 {
         end_with(&mut session, now, stream, false, 488);
@@ -863,7 +863,7 @@ fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
 #[test]
 fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     let now = Instant::now();
-    let mut session = session_with_limits(Limits::default().retained_of_session(3_000));
+    let mut session = session_with_limits(Limits::default().retained_per_session(3_000));
     let answer = end_with(&mut session, now, 0, true, 488);
     let cancelled = accepted(&mut session, request(1), "call");
     session.record_event_id(cancelled, b"0/1", EventIdFormat::Rmcp);
@@ -1251,7 +1251,7 @@ fn an_event_also_matches_a_call_in_another_scope_whose_ids_are_incomplete() {
 #[test]
 fn calls_in_another_scope_do_not_count_toward_a_sessions_limit() {
     let now = Instant::now();
-    let mut session = session_with_limits(Limits::default().detached_of_session(1));
+    let mut session = session_with_limits(Limits::default().detached_per_session(1));
     let here = accepted(&mut session, request(7), "here");
     let there = Some((scope_of(1), RequestId::Number(7)));
     let there = accepted(&mut session, there, "there");

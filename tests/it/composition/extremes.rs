@@ -215,9 +215,9 @@ static NUMERIC_OPTIONS: &[NumericOption] = &[
         set: |options, extreme| options.limits(|limits| limits.detached(extreme.number())),
     },
     NumericOption {
-        path: "Limits::detached_of_session",
+        path: "Limits::detached_per_session",
         set: |options, extreme| {
-            options.limits(|limits| limits.detached_of_session(extreme.number()))
+            options.limits(|limits| limits.detached_per_session(extreme.number()))
         },
     },
     NumericOption {
@@ -225,9 +225,9 @@ static NUMERIC_OPTIONS: &[NumericOption] = &[
         set: |options, extreme| options.limits(|limits| limits.retained(extreme.number())),
     },
     NumericOption {
-        path: "Limits::retained_of_session",
+        path: "Limits::retained_per_session",
         set: |options, extreme| {
-            options.limits(|limits| limits.retained_of_session(extreme.number()))
+            options.limits(|limits| limits.retained_per_session(extreme.number()))
         },
     },
     NumericOption {
@@ -348,7 +348,7 @@ impl Cell {
     ///
     /// Such a call keeps running as it would without the layer, and does not keep its session open.
     fn forgets_detached_calls(self) -> bool {
-        ["calls", "detached", "detached_of_session"]
+        ["calls", "detached", "detached_per_session"]
             .iter()
             .any(|limit| self.has(&format!("Limits::{limit}"), &[Extreme::Zero]))
     }

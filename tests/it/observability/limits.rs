@@ -87,7 +87,7 @@ async fn a_disconnect_from_a_call_over_the_limit_cancels_nothing(server: Server)
 
 async fn detached_calls_beyond_the_limit_of_their_session_run_on_untracked(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server, |limits| limits.detached_of_session(2));
+    let setup = with_grace(server, |limits| limits.detached_per_session(2));
     let setup = setup.start().await;
     let (flooding, other) = (setup.mcp().await, setup.mcp().await);
     for id in 0..4 {
@@ -106,7 +106,7 @@ async fn detached_calls_beyond_the_limit_of_their_session_run_on_untracked(serve
     ];
     let beyond = [
         EventKind::Started,
-        EventKind::Untracked(Limit::DetachedOfSession),
+        EventKind::Untracked(Limit::DetachedPerSession),
         ENDED_UNKNOWN,
     ];
     for (mcp, id, label) in [
@@ -294,7 +294,7 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
 #[tokio::test]
 async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
     for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
-        let plan = with_grace(Server::Wrapped, |limits| limits.retained_of_session(bytes));
+        let plan = with_grace(Server::Wrapped, |limits| limits.retained_per_session(bytes));
         let (setup, mcp) = plan.client().await;
         disconnect(&setup, &mcp, 1, "a").await;
         setup.witness.release("a");

@@ -205,7 +205,7 @@ const SHARE: usize = 10_000;
 
 fn sharing() -> Plan {
     let limits = Limits::default().retained(SHARE * 4);
-    let limits = limits.retained_of_session(SHARE);
+    let limits = limits.retained_per_session(SHARE);
     Plan::with_grace(Server::Wrapped).layer(|layer| layer.limits(limits))
 }
 
@@ -266,7 +266,7 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
         layer.limits(
             Limits::default()
                 .retained(SHARE * 2)
-                .retained_of_session(SHARE),
+                .retained_per_session(SHARE),
         )
     });
     let (setup, mcp) = setup.client().await;

@@ -99,7 +99,7 @@ impl Connections {
     /// Called when a heartbeat starts, to replace connections that cannot be used.
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so if a heartbeat on
-    /// established connections has gone unanswered, for whatever reason, the Sentinels are asked for the primary again.
+    /// established connections was never answered, for whatever reason, the Sentinels are asked for the primary again.
     pub(super) fn on_heartbeat_started(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
