@@ -146,8 +146,8 @@ impl<M> ManagerInner<M> {
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends a restored session's old calls, and removes retained ones. The session keeps its id, and its event ids restart at `0/0`, so
-    /// they could otherwise be mistaken for those of old calls.
+    /// Ends a restored session's old calls, and removes retained ones. The session keeps its id, and its event ids restart at
+    /// `0/0`, so they could otherwise be mistaken for those of old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -235,8 +235,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if it has joined `registry`: only the calls of
-    /// the joined registry are bound.
+    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if it has joined `registry`: only the
+    /// calls of the joined registry are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -293,8 +293,8 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session, which stays open if the inner manager fails to close it. If this future is dropped, for example because the client
-    /// disconnects, a task carries on and logs any error.
+    /// Closes a session, which stays open if the inner manager fails to close it. If this future is dropped, for example because
+    /// the client disconnects, a task carries on and logs any error.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This might be the first request on this runtime.
         self.timer.ensure_on_current_runtime();

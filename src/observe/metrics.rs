@@ -92,7 +92,7 @@ impl Metrics {
 
     /// Creates an observer without the label `tool`, and describes its metrics.
     ///
-    /// The descriptions are passed to the recorder that is installed at this point.
+    /// The descriptions are passed to the currently installed recorder.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
@@ -119,7 +119,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the label `tool`, for names that can be added later. Replaces any names that are already set.
+    /// Adds the label `tool`, for names that can be added later. Replaces any names set earlier.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};
@@ -171,7 +171,7 @@ impl Metrics {
         self.record_detachment(call, outcome_label.1, detachment);
     }
 
-    /// Records a detachment that has ended. Does nothing if the call was attached.
+    /// Records the end of a detachment. Does nothing if the call was attached.
     fn record_detachment(
         &self,
         call: &CallInfo,

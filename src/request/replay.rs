@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called itself: every replay clones it and waits for the clone to be ready.
+/// The inner service. It is never called directly: every replay clones it and waits for the clone to be ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
@@ -83,8 +83,8 @@ pub(crate) struct Replay<S, B> {
 impl<S, B> Replay<S, B> {
     /// Copies a request's head.
     ///
-    /// The request's extensions must not contain the link to the exchange yet, otherwise the exchange and the replay would form a
-    /// reference cycle.
+    /// The request's extensions must not contain the link to the exchange yet; otherwise, the exchange and the replay would form
+    /// a reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
         shared: Arc<LayerShared>,

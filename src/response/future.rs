@@ -37,20 +37,20 @@ use crate::{
 
 /// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// A quarter of the shortest default idle limit that proxies have.
+/// A quarter of the shortest default idle timeout among proxies.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Minimum interval between checks of whether the call is known yet.
 ///
-/// If [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) is longer, the interval is that long.
+/// The interval is [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) if that is longer.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Used in place of a duration that would overflow an instant.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs when a client disconnects before the response.
+/// The status nginx logs when a client disconnects before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -85,8 +85,7 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set if the call has been answered before the inner service has returned the response head. A drain waits for this
-        // guard.
+        // Set if the call was answered before the inner service returned the response head. A drain waits for this guard.
         delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
@@ -103,11 +102,11 @@ pin_project! {
 
 /// A request's use of its session, which lasts until the response head is ready.
 ///
-/// It keeps the session open while the session manager does not know about the request yet, because the body is incomplete or a
+/// It keeps the session open while the session manager has yet to receive the request, because its body is incomplete or a
 /// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll has been pending yet, or by then a session manager had already bound the call.
+    /// Either no poll has returned `Pending` yet, or a session manager had already bound the call when one did.
     #[default]
     NotStarted,
     /// `None` if no session manager has the session.
@@ -372,7 +371,7 @@ impl ResponseOptions {
         }
         let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
-            // The server might keep working until the body ends. If the length is known, it ends with the last byte.
+            // The server might keep working until the body ends. If the length is known, the call ends with the last byte.
             let is_json =
                 has_content_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {

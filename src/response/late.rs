@@ -1,9 +1,9 @@
-//! The stream of a client that resumes a cancelled call, without a session manager.
+//! The stream for a client that resumes a cancelled call, without a session manager.
 //!
 //! The call might have completed unobserved before it was cancelled, in which case its server might have stored the answer. The
-//! stream is therefore buffered at first. If the answer turns up in it, the whole buffer is passed on. If the stream ends without
-//! the answer, or yields no event for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. The buffered events are dropped
-//! in that case, because some clients would resume again after an event with an id.
+//! stream is therefore buffered at first. If the answer turns up in it, the entire buffer is passed on. If the stream ends
+//! without the answer, or yields no event for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. The buffered events are
+//! dropped in that case, because some clients would resume again after an event with an id.
 
 use std::{
     fmt, mem,
