@@ -40,7 +40,7 @@ pub(super) struct CreateStream<F> {
 
 /// An untracked request.
 ///
-/// Once the manager has accepted it, an older call with the same id is no longer tracked either.
+/// Once the manager has accepted it, any older call with the same id is no longer tracked, either.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
@@ -180,7 +180,7 @@ impl Untracked {
         }
     }
 
-    /// Lets this call's messages through, whatever happens to older calls.
+    /// Lets this call's messages through, regardless of any older calls.
     ///
     /// An older call with the same ids might already have been cancelled, or might be cancelled later.
     pub(super) fn resume_delivery(&self) {

@@ -69,7 +69,7 @@ struct Sessionless {
     seal: Seal,
 }
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
+type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
 
 // === impl EventIdKey ===
 
@@ -218,7 +218,7 @@ impl EventStore for Sessionless {
         &'s self,
         stream_id: &'i str,
         event: &'e ServerSseMessage,
-    ) -> Boxed<'a, EventId>
+    ) -> StoreFuture<'a, EventId>
     where
         's: 'a,
         'i: 'a,
@@ -229,7 +229,10 @@ impl EventStore for Sessionless {
         Box::pin(async { write.await.map(|id| self.seal.seal(&id)) })
     }
 
-    fn replay_events_after<'s, 'i, 'a>(&'s self, last_event_id: &'i str) -> Boxed<'a, EventStream>
+    fn replay_events_after<'s, 'i, 'a>(
+        &'s self,
+        last_event_id: &'i str,
+    ) -> StoreFuture<'a, EventStream>
     where
         's: 'a,
         'i: 'a,

@@ -89,11 +89,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         // Check again, because the call might have ended while the manager was handling the request.
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
-                let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
+                let replayed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
                 let session_use = self
                     .session_use
                     .map(|session_use| session_use.with_stream(ClientStream::Call));
-                without_suppressed(completed.into_stream(), session_use).left_stream()
+                without_suppressed(replayed.into_stream(), session_use).left_stream()
             }
             (Some(end), _) => {
                 return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());

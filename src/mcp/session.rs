@@ -300,7 +300,7 @@ impl Session {
         counts_streams
     }
 
-    /// Records that the client has stopped reading a counted stream, which need not be a use.
+    /// Records that the client has stopped reading a counted stream, which might not count as a use.
     pub(super) fn end_stream(&self, end: ClientStreamEnd) {
         let now = Instant::now();
         let is_abandoned = self.idle.end_stream(end, now);

@@ -7,7 +7,7 @@
 //! error in place of the reply.
 //!
 //! 1. Only `send` records requests to the client, and it cannot run while a `receive` is pending, because both take `&mut self`.
-//!    A `receive` that has found no such request therefore does not have to be woken for a new one.
+//!    A `receive` that finds none therefore does not have to be woken for a new one.
 //! 2. A request to the client is refused or answered, but never lost, because one lock covers both checking for a cancelled call
 //!    and recording the request.
 
@@ -129,7 +129,7 @@ impl Suppressed {
 
     /// Removes an untracked call that has been refused or cancelled.
     ///
-    /// Other calls are removed once they are answered, but this one never will be.
+    /// Other calls are removed once they are answered, but this one will never be answered.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {

@@ -179,7 +179,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // Match in place: a message is large, and this way a pending poll does not move one.
+        // Match in place, because messages are large and a pending poll should not move one.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {

@@ -35,7 +35,7 @@ const OTHER: &str = "other";
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
 /// | `mcp_calls_started_total` | counter | `method` | calls that have started |
 /// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | calls that have ended, which is the number started minus the number in flight |
-/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls that are cancelled at once |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls cancelled immediately |
 /// | `mcp_call_resumes_total` | counter | `method` | times a client has resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancellations that could not be delivered to the server |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls that exceeded a limit, see [`Limits`](crate::Limits) |

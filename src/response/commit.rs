@@ -222,16 +222,16 @@ fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
-    let without_break = |byte: &u8| match byte {
+    let replace_break = |byte: &u8| match byte {
         b'\n' | b'\r' => b' ',
         other => *other,
     };
-    json.iter().map(without_break).collect()
+    json.iter().map(replace_break).collect()
 }
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event contains the JSON-RPC error from the body if there is one, and otherwise an error with the status.
+/// The event contains the body's JSON-RPC error if there is one, or otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

@@ -36,7 +36,7 @@ pub(super) struct Late<B> {
 enum LateStage {
     Reading(Box<HeldBack>),
     /// The inner body contains the answer or is longer than [`MAX_BUFFERED`].
-    Passing,
+    Forwarding,
     Ended,
 }
 
@@ -76,7 +76,7 @@ where
         loop {
             let reading = match &mut self.stage {
                 LateStage::Reading(reading) => reading,
-                LateStage::Passing => return self.body.as_mut().poll_frame(cx),
+                LateStage::Forwarding => return self.body.as_mut().poll_frame(cx),
                 LateStage::Ended => return Poll::Ready(None),
             };
             let frame = match self.body.as_mut().poll_frame(cx) {
@@ -93,7 +93,7 @@ where
             // Trailers end the body, too, because no frame can follow them.
             let (bytes, next) = match frame.and_then(|frame| frame.into_data().ok()) {
                 Some(mut data) => match reading.read(&data.copy_to_bytes(data.remaining())) {
-                    Some(held) => (held, LateStage::Passing),
+                    Some(held) => (held, LateStage::Forwarding),
                     None => continue,
                 },
                 None => (mem::take(&mut reading.error), LateStage::Ended),

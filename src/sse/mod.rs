@@ -9,9 +9,9 @@
 //!    but its id still becomes the last event id, which is how MCP primes a stream.
 //! 3. **Frame boundaries make no difference**, except for the limit in 5.
 //! 4. **Cost.** Each byte is scanned once for line endings and, if it is data, parsed once as JSON. An event inside a single
-//!    frame is read in place. An event that is split across frames, or has several data lines, is copied into its own buffer.
-//! 5. **Limits.** A buffer holds up to 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
-//!    512 KiB is ignored. Even then, the end of every event is found.
+//!    frame is read in place. An event split across frames, or with several data lines, is copied into its own buffer.
+//! 5. **Limits.** A buffer holds up to 4 MiB of data. An event needing a larger buffer is [`Ambiguous`]. An `id` longer than 512
+//!    KiB is ignored. Even then, the end of every event is found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -60,7 +60,7 @@ enum Line {
     Space(EventField),
     /// Within the value.
     Value(EventField),
-    /// A comment, or a field that is ignored.
+    /// A comment or an ignored field.
     Other,
 }
 

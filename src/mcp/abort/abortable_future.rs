@@ -120,8 +120,8 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 impl RequestInfo {
     /// Creates a description of the request and links the context's token to the call.
     ///
-    /// From then on, cancelling the call fires that token. Only the context holds this token: rmcp creates it as a child of the
-    /// one it stores for the request.
+    /// From then on, cancelling the call fires that token. Only the context holds this token, which rmcp creates as a child of
+    /// the one it stores for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
