@@ -24,7 +24,7 @@ pub(super) struct SessionUse {
     /// Whether the stream keeps the client from being considered lost.
     is_counted: bool,
     /// `false` for a standalone stream that is not counted as a use.
-    is_use: bool,
+    counts_as_use: bool,
 }
 
 /// The kind of stream a client is reading.
@@ -58,7 +58,7 @@ impl SessionUse {
             session,
             stream: ClientStream::None,
             is_counted: false,
-            is_use: true,
+            counts_as_use: true,
         }
     }
 
@@ -67,7 +67,7 @@ impl SessionUse {
         self.stream = stream;
         self.is_counted = stream != ClientStream::None && self.begin_stream();
         if stream == ClientStream::Standalone && self.ignores_standalone_streams() {
-            self.is_use = false;
+            self.counts_as_use = false;
             self.session.end_use();
         }
         self
@@ -131,7 +131,7 @@ impl Drop for SessionUse {
             ClientStream::Untracked => ClientStreamEnd::Unobserved,
             ClientStream::Standalone => ClientStreamEnd::Disconnected,
         });
-        if self.is_use {
+        if self.counts_as_use {
             self.session.end_use();
         }
     }

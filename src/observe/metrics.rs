@@ -84,8 +84,8 @@ enum Tools {
 impl Metrics {
     /// Upper bounds of the histogram buckets, in seconds.
     ///
-    /// These are the bounds that OpenTelemetry defines for `mcp.server.operation.duration`, 10 ms to 5 min, plus 1 ms for tokens that
-    /// fire at once.
+    /// These are the bounds OpenTelemetry defines for `mcp.server.operation.duration`, 10 ms to 5 min, plus 1 ms for tokens that fire
+    /// immediately.
     pub const BUCKETS: [f64; 15] = [
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];

@@ -149,7 +149,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// Creates the future for a request that another layer is already handling.
+    /// Creates the future for a request already being handled by another layer.
     pub(crate) fn passthrough(future: F) -> Self {
         Self::new(Guard::inert(), future, ResponseOptions::default())
     }
@@ -286,19 +286,19 @@ impl Silence {
         if let Some(call) = call
             && !mem::replace(&mut self.has_call, true)
         {
-            self.wait(call.started_at(), self.limit);
+            self.reset_timer(call.started_at(), self.limit);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             if self.has_call {
                 return call;
             }
             // Another task might be reading the request body, so this future might not be polled when the call becomes known.
-            self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
+            self.reset_timer(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
     }
 
-    fn wait(&mut self, from: Instant, time: Duration) {
+    fn reset_timer(&mut self, from: Instant, time: Duration) {
         let deadline = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
         self.timer.as_mut().reset(deadline);
     }
@@ -424,7 +424,7 @@ impl ResponseOptions {
     }
 }
 
-/// Returns the response to a call that this server has cancelled.
+/// Returns the response to a call cancelled by this server.
 #[cold]
 fn json_response<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));

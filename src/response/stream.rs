@@ -49,7 +49,7 @@ pub(super) struct EventStream<B> {
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,
-    /// The exchange of the call that this stream resumes.
+    /// The exchange of the call this stream resumes.
     resumed: Option<Arc<Exchange>>,
     /// Whether the stream has been registered because it is outliving its call.
     is_registered: bool,

@@ -113,7 +113,7 @@ impl<H> AbortOnCancel<H> {
 }
 
 impl<H: ServerHandler> AbortOnCancel<H> {
-    /// Runs a method for a request that may be stopped.
+    /// Runs the method for a request that may be stopped.
     fn abortable<'a, F>(
         &'a self,
         request_info: RequestInfo,
@@ -126,7 +126,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         })
     }
 
-    /// Runs a method for a request that must not be stopped.
+    /// Runs the method for a request that must not be stopped.
     fn protected<'a, F>(
         &'a self,
         request_info: RequestInfo,
