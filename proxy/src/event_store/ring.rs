@@ -1,11 +1,11 @@
 //! Buffers one stream's events for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O. Waiting, and waking tasks, is up to its callers. It guarantees the following:
+//! [`Ring`] does no I/O. Its callers are responsible for waiting and for waking tasks. It guarantees the following:
 //!
-//! 1. **Numbers.** Events are numbered from 0, including those that are dropped.
-//! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped
-//!    events, it gets an SSE comment that states how many there were. With [`Start::Unread`], a reader starts at the first
-//!    event that no reader has taken.
+//! 1. **Numbers.** Events are numbered from 0, including dropped ones.
+//! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped events,
+//!    it gets an SSE comment stating how many there were. With [`Start::Unread`], a reader starts at the first event that no
+//!    reader has taken.
 //! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. If there is none, it is the oldest
 //!    notification that the attached reader has already taken, or else the oldest other event that it has taken. All other
 //!    events stay until the ring is cleared.
@@ -16,8 +16,8 @@
 //! 6. **The end.** Once the ring has ended, it accepts no more events, except for the error in guarantee 8.
 //! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, as soon as the reader has taken everything before
 //!    it. If the reader detaches before it has taken the last piece, no other reader ever gets the event.
-//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed such an event, and the
-//!    ring has ended without an answer left in it, the reader gets an error instead.
+//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed one of these events, and
+//!    the ring has ended without an answer left in it, the reader gets an error instead.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -47,7 +47,7 @@ const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 mod bypass;
 mod dropping;
 
-/// The events of one stream.
+/// A single stream's events.
 #[derive(Debug)]
 pub(crate) struct Ring {
     /// The prefix of the stream's event ids.
@@ -246,8 +246,8 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// If `from` names an event that never existed, or the ring has been cleared, the previous reader stays attached and this
-    /// returns `None`.
+    /// Returns `None`, leaving the previous reader attached, if `from` names an event and either that event never existed or
+    /// the ring has been cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -318,7 +318,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event that carries just the id of the event before the reader's position.
+    /// Returns an event carrying just the id of the event before the reader's position.
     ///
     /// Returns `None` if the reader has detached, or if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {

@@ -1,4 +1,4 @@
-//! Passes an event to the reader directly if there is no room for it in the ring.
+//! Passes an event directly to the reader if there is no room for it in the ring.
 
 use bytes::Bytes;
 
