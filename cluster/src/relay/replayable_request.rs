@@ -1,7 +1,7 @@
-//! A request that can be sent again until an instance has accepted it.
+//! A request that can be resent until an instance accepts it.
 //!
-//! 1. The body is not read until the request is about to be sent, to be classified, or to restore its session.
-//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be sent again unchanged. A longer one is sent once, frame by frame.
+//! 1. The body is not read until the request is about to be sent, classified, or used to restore its session.
+//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer one is sent once, frame by frame.
 //! 3. Until a request has been sent, it is whole, no matter how long it is.
 //! 4. If a body stalls, reading it fails ([`limit_idle`]), even while it is being sent.
 
@@ -17,12 +17,12 @@ use crate::{
     relay::body_idle::{is_stalled, limit_idle},
 };
 
-/// Maximum length of a body that can be sent again.
+/// Maximum length of a body that can be resent.
 ///
 /// Session messages are far shorter than this, except for calls with large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
-/// A request whose body, if short enough, is kept so that it can be sent again.
+/// A request whose body, if short enough, is buffered so that it can be resent.
 #[derive(Debug)]
 pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
@@ -33,9 +33,9 @@ pub(crate) struct ReplayableRequest {
 enum ReplayableBody {
     Unread(Body),
     Whole(Bytes),
-    /// A body that is too long to be kept.
+    /// A body too long to be buffered.
     Long(Body),
-    /// The body has been handed out without being kept, or reading it has failed.
+    /// The body has been handed out without being buffered, or reading it has failed.
     Sent,
 }
 
@@ -48,7 +48,7 @@ impl ReplayableRequest {
         Self { head, body }
     }
 
-    /// Reads the body if it is short enough to be kept, unless it has already been read.
+    /// Reads the body if it is short enough to be buffered, unless it has already been read.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the body to send, or `None` if it has been sent and could not be kept.
+    /// Returns the body to send, or `None` if it has been sent unbuffered.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
@@ -110,7 +110,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the original request, or `None` if its body has been sent and could not be kept.
+    /// Returns the original request, or `None` if its body has been sent unbuffered.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
@@ -153,7 +153,7 @@ impl ReplayableBody {
     }
 }
 
-/// Returns the reason to refuse a request whose body cannot be read.
+/// Returns the reason for refusing a request whose body cannot be read.
 fn refusal_for(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
@@ -162,7 +162,7 @@ fn refusal_for(error: &axum::Error) -> Refusal {
     }
 }
 
-/// Returns `true` if a body announces that it is too long to be kept.
+/// Returns `true` if a body's announced length is too long for it to be buffered.
 fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }

@@ -1,10 +1,10 @@
-//! The peer listener, which serves requests relayed by other instances or answers 421.
+//! The peer listener, which serves requests relayed by other instances or responds with 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
 //! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads it. If the peer
 //!    reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
-//! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, connections that are
-//!    already established are still served, and have 5 s to complete. Each connection carries one request.
+//! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, established connections
+//!    are still served, and have 5 s to complete. Each connection carries one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,

@@ -95,7 +95,7 @@ struct Inner {
     credentials_renewed: Notify,
     /// Number of clients whose credentials the server is currently checking.
     pending_checks: AtomicUsize,
-    /// Number of the client's requests in flight that are to end the call.
+    /// Number of in-flight requests by the client to end the call.
     pending_ends: AtomicUsize,
 }
 

@@ -1,4 +1,4 @@
-//! The Redis keys, and those parts of their values that several modules share.
+//! The Redis keys, and the parts of their values shared by several modules.
 
 use std::time::Duration;
 

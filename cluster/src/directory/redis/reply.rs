@@ -29,9 +29,9 @@ pub(super) fn parse_leases(
     })
 }
 
-/// Returns when a lease last lapsed, going by those that no heartbeat has removed yet.
+/// Returns when a lease last lapsed, judging by the leases not yet removed by a heartbeat.
 ///
-/// A lease that is too far ahead of the clock counts as lapsing now.
+/// A lease too far ahead of the clock counts as lapsing now.
 fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
     let renewed = leases.filter_map(|(_, text)| leading_time(text));
