@@ -10,7 +10,7 @@
 //!    from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
 //!    ([`Registration::renewed`]).
 //! 2. **Tombstones.** When a client ends its session, or a session cannot be restored, the session's record is replaced by a tombstone, so
-//!    that no former owner can register the session again.
+//!    that no former owner can re-register the session.
 //! 3. **Single keys.** The backend executes each compare-and-set atomically, on a single key, and nothing relies on two keys agreeing with
 //!    each other. When [`register`](Directory::register) replaces another owner's record, it also marks that owner's lease, and the reply
 //!    to the owner's next heartbeat reports the mark.
@@ -258,9 +258,9 @@ pub(crate) enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether the lease still existed. If not, the instance was considered dead for a while, or the backend has lost its data.
+    /// Whether the lease still existed. If not, the sender was considered dead for a while, or the backend has lost its data.
     pub(crate) was_alive: bool,
-    /// Whether another instance has replaced one of this one's records since the last heartbeat.
+    /// Whether another instance has replaced one of the sender's records since its last heartbeat.
     pub(crate) was_replaced: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
@@ -288,7 +288,7 @@ impl Leases {
 
     /// Returns `true` if any instance has settled in this run of the backend.
     ///
-    /// By then, every lease that has not been renewed in this run has lapsed.
+    /// By then, every lease not renewed in this run has lapsed.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);

@@ -38,7 +38,7 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 /// for the inner service or its response. In each of these cases, a call's grace period may expire while its client is waiting.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
-/// The longest it takes for an unserved client to count as turned away.
+/// Maximum time before an unserved client counts as turned away.
 ///
 /// This is the timeout of one lookup plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);

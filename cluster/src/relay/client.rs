@@ -158,7 +158,7 @@ impl Relay {
 
     /// Sends a request to an owner. The response holds on to `in_flight` until its body is dropped.
     ///
-    /// After a failure, `replayable` can be resent if it is still whole. A body the peer has not requested counts as unsent.
+    /// After a failure, `replayable` can be resent if it is still intact. A body the peer has not requested counts as unsent.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,

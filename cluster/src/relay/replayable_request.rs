@@ -2,7 +2,7 @@
 //!
 //! 1. The body is not read until the request is about to be sent, classified, or used to restore its session.
 //! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer one is sent once, frame by frame.
-//! 3. Until a request has been sent, it is whole, no matter how long it is.
+//! 3. Until it has been sent, a request is intact, no matter how long it is.
 //! 4. If a body stalls, reading it fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
@@ -32,7 +32,7 @@ pub(crate) struct ReplayableRequest {
 #[derive(Debug)]
 enum ReplayableBody {
     Unread(Body),
-    Whole(Bytes),
+    Buffered(Bytes),
     /// A body too long to be buffered.
     Long(Body),
     /// The body has been handed out without being buffered, or reading it has failed.
@@ -52,7 +52,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer intact.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
@@ -68,7 +68,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer intact.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
@@ -80,14 +80,14 @@ impl ReplayableRequest {
     }
 
     /// Returns `true` if the request can still be sent, or served here, unchanged.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         !matches!(self.body, ReplayableBody::Sent)
     }
 
     /// Returns the body, or `None` if it has not been read in full.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
-            ReplayableBody::Whole(bytes) => Some(bytes),
+            ReplayableBody::Buffered(bytes) => Some(bytes),
             ReplayableBody::Unread(_) | ReplayableBody::Long(_) | ReplayableBody::Sent => None,
         }
     }
@@ -95,17 +95,17 @@ impl ReplayableRequest {
     /// Returns the body to send, or `None` if it has been sent unbuffered.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
-            ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
+            ReplayableBody::Buffered(bytes) => Some(Body::from(bytes.clone())),
             body => match std::mem::replace(body, ReplayableBody::Sent) {
                 ReplayableBody::Long(body) | ReplayableBody::Unread(body) => Some(body),
-                ReplayableBody::Whole(_) | ReplayableBody::Sent => None,
+                ReplayableBody::Buffered(_) | ReplayableBody::Sent => None,
             },
         }
     }
 
     /// Puts back a body if none of it has been sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
-        if !self.is_whole() {
+        if !self.is_intact() {
             self.body = ReplayableBody::Long(body);
         }
     }
@@ -145,7 +145,7 @@ impl ReplayableBody {
                 return Ok(Self::Long(chain(read, body)));
             }
         }
-        Ok(Self::Whole(if more.is_empty() {
+        Ok(Self::Buffered(if more.is_empty() {
             first
         } else {
             more.freeze()
@@ -167,7 +167,7 @@ fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// Returns a body that starts with the part that has already been read.
+/// Returns a body that starts with the part already read.
 fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))
@@ -222,7 +222,7 @@ mod tests {
                     whole(replayable.body_for_attempt().unwrap()).await,
                     expected
                 );
-                assert!(replayable.is_whole());
+                assert!(replayable.is_intact());
             }
             let request = replayable.into_request().unwrap();
             assert_eq!(whole(request.into_body()).await, expected);
@@ -239,9 +239,9 @@ mod tests {
         ] {
             let expected = whole(body(pieces)).await;
             let mut replayable = read_request(body(pieces)).await;
-            assert!(replayable.is_whole());
+            assert!(replayable.is_intact());
             let sent = replayable.body_for_attempt().unwrap();
-            assert!(!replayable.is_whole());
+            assert!(!replayable.is_intact());
             assert!(replayable.body_for_attempt().is_none());
             replayable.restore_body(sent);
             let request = replayable.into_request().unwrap();

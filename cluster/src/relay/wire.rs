@@ -43,7 +43,7 @@ pub(crate) struct Secret {
 
 /// The error for an unusable secret.
 ///
-/// The secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
+/// The secret is empty, starts or ends with whitespace, or contains characters not allowed in a header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 

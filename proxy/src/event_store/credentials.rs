@@ -80,14 +80,14 @@ pub(super) struct Credentials {
     fields: Box<[(HeaderName, HeaderValue)]>,
 }
 
-/// The credentials of a request that is being sent to the server.
+/// The credentials of a request being sent to the server.
 #[derive(Debug, Clone)]
 pub(super) struct SentCredentials {
     pub(super) credentials: Arc<Credentials>,
     /// The approximate size of the request head, whose buffer the credentials may share.
     pub(super) bytes: usize,
     /// When the credentials were extracted, just before the request was sent.
-    pub(super) read_at: Instant,
+    pub(super) extracted_at: Instant,
 }
 
 /// Returns `true` if the field is not a credential.
@@ -147,7 +147,7 @@ impl SentCredentials {
         Self {
             credentials: Arc::new(Credentials::of(request)),
             bytes: head_size(request),
-            read_at: Instant::now(),
+            extracted_at: Instant::now(),
         }
     }
 }

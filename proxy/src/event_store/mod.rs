@@ -16,7 +16,7 @@
 //!    of its streams, the client still gets the remaining events, with an error in place of a missing answer.
 //! 4. **Access.** A stream can only be found within its own session, and only by an event id containing 128 random bits. If the
 //!    server authenticates a session's clients, [`Resumable`] also has it authenticate every client that resumes.
-//! 5. **One reader.** When a client resumes a stream, its response replaces the one that was reading the stream.
+//! 5. **One reader.** When a client resumes a stream, its response replaces the one previously reading the stream.
 //!
 //! A [`Stream`] stores its events in a `ring`, which also decides what to drop. A [`Session`] indexes its streams in a
 //! `stream_index`, and the [`EventStore`] owns the sessions.

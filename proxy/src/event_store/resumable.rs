@@ -133,7 +133,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Call the service that has been polled ready rather than its clone.
+        // Call the service that was polled ready, rather than its clone.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),

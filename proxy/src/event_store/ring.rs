@@ -116,7 +116,7 @@ pub(crate) enum Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReaderId(u64);
 
-/// The state of an event that is bypassing the ring.
+/// The state of an event bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
@@ -141,7 +141,7 @@ pub(crate) enum Pushed {
     Ended,
 }
 
-/// The state of a piece that is bypassing the ring.
+/// The state of a piece bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Bypassed {
     /// The reader has taken it.
@@ -231,7 +231,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event that is covered by the stream's own reservation.
+    /// Adds an event covered by the stream's own reservation.
     ///
     /// This is the first event, or the error that ends the stream. Does nothing if the ring has ended or has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
@@ -428,7 +428,7 @@ impl Ring {
         });
     }
 
-    /// Skips a number, for an event that is dropped instead of being added.
+    /// Skips a number, for an event dropped instead of being added.
     fn skip(&mut self) {
         self.next += 1;
     }
@@ -443,7 +443,7 @@ impl Ring {
 fn gap_comment(missing: u64) -> Bytes {
     match missing {
         1 => Bytes::from_static(b": an event was dropped here\n\n"),
-        more => format!(": {more} events were dropped here\n\n").into(),
+        _ => format!(": {missing} events were dropped here\n\n").into(),
     }
 }
 

@@ -90,8 +90,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. If a
-    /// client [resumes](Self::resume) with such an id, it gets an error, and the id is never sent to the server.
+    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. A client
+    /// that [resumes](Self::resume) with one of these gets an error, and the id is never sent to the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),

@@ -91,7 +91,7 @@ struct Inner {
     reader_progress: Notify,
     /// Notified when `State::close_at` is set.
     close_due: Notify,
-    /// Notified when the server has accepted credentials again.
+    /// Notified when the server accepts credentials again.
     credentials_renewed: Notify,
     /// Number of clients whose credentials the server is currently checking.
     pending_checks: AtomicUsize,

@@ -206,7 +206,7 @@ impl<S: Clone> StreamIndex<S> {
         let is_latest = state
             .accepted
             .as_ref()
-            .is_none_or(|previous| previous.sent.read_at <= sent.read_at);
+            .is_none_or(|previous| previous.sent.extracted_at <= sent.extracted_at);
         if is_latest && !state.streams.is_empty() {
             let accepted = AcceptedCredentials {
                 sent,

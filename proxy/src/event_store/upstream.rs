@@ -37,7 +37,7 @@ mod refusal;
 /// Maximum size of an event in the ring, equal to a session's default limit. Larger events bypass the ring.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// Maximum size of an event that is copied into a smaller buffer.
+/// Maximum size of an event copied into a smaller buffer.
 const MAX_COPY: usize = 64 * 1024;
 
 /// How much of a frame is reserved and read at a time.
@@ -308,7 +308,7 @@ where
         }
     }
 
-    /// Takes the event that has just been read.
+    /// Takes the event just read.
     fn take_event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);

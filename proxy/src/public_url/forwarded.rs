@@ -170,7 +170,7 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
 
 /// Returns the headers that carry the client's address and the origin it used.
 ///
-/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is kept.
+/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is preserved.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let earlier_clients = join_values(headers, &FOR);
     let elements = join_values(headers, &header::FORWARDED);

@@ -49,7 +49,7 @@ struct SharedConnections {
 
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat has been started on these connections but none answered since.
+    /// Whether a heartbeat has been started on these connections and none has been answered since.
     is_unanswered: bool,
 }
 

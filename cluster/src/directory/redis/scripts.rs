@@ -118,7 +118,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return {was_alive, was_replaced, now}
 ";
 
-/// The scripts, each with the hash by which the backend identifies it.
+/// The scripts, each with the hash that identifies it to the backend.
 pub(super) struct Scripts {
     pub(super) register: Script,
     pub(super) claim: Script,

@@ -22,7 +22,7 @@ use crate::{
     sessions::Lapse,
 };
 
-/// How long after the last answered heartbeat a stall may have ended the lease.
+/// Time since the last answered heartbeat after which a stall may have ended the lease.
 ///
 /// This is less than [`MIN_LEASE`], but more than a late answer and the wait for the next heartbeat take together.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ pub(super) struct DirectoryHealth {
     has_no_lease: bool,
     /// The run of the backend before new epochs became due, or `None` if they are not due.
     ///
-    /// They are due if other instances may have seen this one without a lease.
+    /// They are due if other instances may have seen this instance without a lease.
     renewal_due: Option<BackendRunId>,
     /// When the last heartbeat was started, answered or not.
     last_started: Option<Instant>,
@@ -315,7 +315,7 @@ impl DirectoryHealth {
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
-    /// Returns `true` if the lease is still valid, going by this instance's clock.
+    /// Returns `true` if the lease is still valid, judging by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
             .is_some_and(|last| now.saturating_duration_since(last) < MIN_LEASE)

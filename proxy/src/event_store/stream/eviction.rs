@@ -88,7 +88,7 @@ impl Stream {
         self.0.index.upgrade().map(|index| index.reservation())
     }
 
-    /// Grows the reservation of an event that is being read. Returns `false` if there is no room.
+    /// Grows the reservation of an event being read. Returns `false` if there is no room.
     ///
     /// To make room, this drops the stream's own droppable events, and then evicts other streams.
     pub(in crate::event_store) fn grow_reservation(
@@ -104,7 +104,7 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream. Failing that, makes room across all sessions, if it is their shared budget that is exhausted.
+    /// Evicts another stream. Failing that, makes room across all sessions, if their shared budget is the exhausted one.
     ///
     /// Only streams that have been read in full, or whose call was cancelled, can be evicted, and only while they are not being
     /// read again. Returns `false` if nothing was freed.
@@ -155,7 +155,7 @@ impl Stream {
         });
     }
 
-    /// Releases what a closed stream was holding, and wakes its tasks. The caller must not hold the state's lock.
+    /// Releases a closed stream's resources, and wakes its tasks. The caller must not hold the state's lock.
     fn release(
         &self,
         reader: Option<Waker>,
