@@ -370,7 +370,7 @@ mod tests {
     use super::*;
     use crate::message::IdKey;
 
-    /// Returns the lines of each event in a body that is split into frames of `size` bytes.
+    /// Returns the lines of each event in a body split into frames of `size` bytes.
     fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
         let mut reader = Reader::default();
         let mut events = Vec::new();

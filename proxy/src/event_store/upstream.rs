@@ -464,7 +464,7 @@ mod tests {
         let resume = UpstreamResume::new(service, &Request::default());
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
         // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also holds up to three
-        // of the server's ids: the last event's, the next one's, and one that is being read.
+        // of the server's ids: the last event's, the next one's, and one being read.
         let cost = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             cost + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,

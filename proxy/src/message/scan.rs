@@ -224,7 +224,7 @@ mod tests {
         *,
     };
 
-    /// Returns the call that a message answers, going by a scan in pieces of `size` bytes.
+    /// Returns the call answered by a message, according to a scan in pieces of `size` bytes.
     fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
         let mut scanner = Scanner::default();
         for piece in message.chunks(size) {
@@ -234,7 +234,7 @@ mod tests {
         scanner.answers()
     }
 
-    /// Returns the call that a message answers, going by the parser.
+    /// Returns the call answered by a message, according to the parser.
     fn parsed(message: &[u8]) -> Option<IdKey> {
         let message = Message::read(message)?;
         let id = message.id.filter(|_| message.kind == Kind::Response);
@@ -344,7 +344,7 @@ mod tests {
         #[test]
         fn a_scan_agrees_with_a_parser_on_any_json(json in json(), size in 1..10_usize) {
             let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
-            // Unlike the scanner, the parser ignores a `method` that is `null`.
+            // Unlike the scanner, the parser ignores a `null` `method`.
             let is_null_method = scanned.is_none() && json.contains(r#""method" : null"#);
             prop_assert!(scanned == parsed || is_null_method, "{:?} {:?}", scanned, parsed);
         }
