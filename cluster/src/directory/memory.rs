@@ -267,7 +267,7 @@ impl Directory for MemoryDirectory {
         time: Duration,
     ) -> Result<(), DirectoryError> {
         let key = (session, incarnation, call);
-        self.state().keep(key, answer, Instant::now() + time);
+        self.state().store_answer(key, answer, Instant::now() + time);
         Ok(())
     }
 
@@ -289,11 +289,11 @@ impl Directory for MemoryDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let key = (session, incarnation, call);
         let state = self.state();
-        let kept = state
+        let stored = state
             .answers
             .get(&key)
             .filter(|(_, until)| *until > Instant::now());
-        Ok(kept.map(|(answer, _)| answer.clone()))
+        Ok(stored.map(|(answer, _)| answer.clone()))
     }
 }
 
@@ -376,7 +376,7 @@ impl State {
         self.turned_away = self.turned_away.max(turned_away);
     }
 
-    fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
+    fn store_answer(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
         self.remove(key);
         self.answer_bytes += answer.len() + ANSWER_OVERHEAD;
         self.answers.insert(key, (answer, until));
@@ -389,7 +389,7 @@ impl State {
     fn remove(&mut self, key: AnswerKey) {
         if let Some((answer, _)) = self.answers.remove(&key) {
             self.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
-            let index = self.write_order.iter().position(|kept| *kept == key);
+            let index = self.write_order.iter().position(|written| *written == key);
             index.and_then(|index| self.write_order.remove(index));
         }
     }

@@ -158,9 +158,9 @@ impl DirectoryHealth {
     /// The result may be up to [`DIRECTORY_TIMEOUT`] too early. If the clock has not been read for a while, the result is a further
     /// [`MAX_BACKWARD_CLOCK_STEP`] earlier, in case the clock has been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
-        let (at, _) = self.clock?;
+        let (read_at, _) = self.clock?;
         let time = self.clock_at(now)?;
-        let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
+        let is_outdated = now.saturating_duration_since(read_at) > OVERDUE_THRESHOLD;
         Some(if is_outdated {
             time.saturating_sub(MAX_BACKWARD_CLOCK_STEP)
         } else {
@@ -170,8 +170,8 @@ impl DirectoryHealth {
 
     /// Extrapolates the directory's clock, if known, assuming that it has not stepped.
     fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
-        let (at, time) = self.clock?;
-        Some(time.saturating_add(now.saturating_duration_since(at)))
+        let (read_at, time) = self.clock?;
+        Some(time.saturating_add(now.saturating_duration_since(read_at)))
     }
 
     /// Returns the lapse for which sessions must be verified, or `None` if there is none.
