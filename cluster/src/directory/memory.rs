@@ -267,7 +267,8 @@ impl Directory for MemoryDirectory {
         time: Duration,
     ) -> Result<(), DirectoryError> {
         let key = (session, incarnation, call);
-        self.state().store_answer(key, answer, Instant::now() + time);
+        self.state()
+            .store_answer(key, answer, Instant::now() + time);
         Ok(())
     }
 
