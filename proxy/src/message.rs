@@ -1,11 +1,12 @@
 //! Reads the parts of a JSON-RPC message that the proxy needs in order to route it.
 //!
-//! The proxy forwards messages as bytes, so it only has to find the few members that matter for routing. A single pass does
-//! that, skips all other values, and keeps ids exactly as they were sent.
+//! The proxy forwards messages as bytes, so it only has to find the few members that matter for routing. A single pass finds
+//! them, skips all other values, and preserves ids exactly as they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** If a member that the proxy reads is duplicated, [`Message::read`] returns `None`, because two
-//!    parsers might pick different values. If the duplicate is inside the `params`, the message is treated as if it had none.
+//!    parsers might pick different values. If the duplicate is inside the `params`, the message is treated as if it had no
+//!    `params`.
 //! 3. **Ids are compared by value** ([`IdKey`]), because a server may answer `1.0` with `1`, or `"\u0061"` with `"a"`. A number
 //!    never equals a string.
 //!
@@ -50,7 +51,7 @@ const VERSION: &str = r#""2.0""#;
 pub struct Message<'a> {
     /// What kind of message this is.
     pub kind: Kind,
-    /// The `id`, as JSON text. This may be `null`, which is the id in the error for a request that can't be parsed.
+    /// The `id`, as JSON text. This may be `null`, as in the error for an unparsable request.
     pub id: Option<&'a str>,
     /// The `method`, or `None` for a response.
     pub method: Option<Cow<'a, str>>,
@@ -79,7 +80,7 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// The `protocolVersion` in an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, where clients that use revision 2026-07-28 put it.
+    /// The revision in `_meta`, where clients using revision 2026-07-28 put it.
     pub revision: Option<Cow<'a, str>>,
 }
 
@@ -104,7 +105,7 @@ enum Value {
     Text(Box<str>),
 }
 
-/// A key that is the same for any two ids that a server might confuse.
+/// A key shared by any two ids that a server might confuse.
 ///
 /// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -213,7 +214,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` if this is progress or a log message, which does no harm if it is lost.
+    /// Returns `true` if this is progress or a log message, which can be lost without harm.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -231,8 +232,8 @@ impl<'a> Message<'a> {
 
     /// Replaces the `requestId` in the `params` with `id`, and returns the new text.
     ///
-    /// `text` must be the text that this message was parsed from. Returns `None` if the message has no `requestId`, or if it
-    /// already has this one.
+    /// `text` must be the text that this message was parsed from. Returns `None` if the message has no `requestId`, or if it is
+    /// already `id`.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let old = self.params().request_id.filter(|old| *old != id)?;
         // This works because the id is borrowed from the text.
@@ -241,7 +242,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the name of the tool that a `tools/call` calls.
+    /// Returns the name of the tool called by a `tools/call`.
     ///
     /// Returns `None` for any other method, or if the name can't be parsed.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
@@ -252,7 +253,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Parses the `params`. A member that is missing or has the wrong type is `None`.
+    /// Parses the `params`. Missing members and those of the wrong type are `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
@@ -289,7 +290,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if it does no harm to lose notifications with this method.
+/// Returns `true` if notifications with this method can be lost without harm.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -352,7 +353,7 @@ impl IdKey {
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// Converts an id that the layer has parsed.
+    /// Converts an id parsed by the layer.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),
@@ -411,7 +412,7 @@ pub fn single_line(json: Bytes) -> Bytes {
 ///
 /// If the string is longer, the result ends with an ellipsis.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
-    let beginning = text.get(..max).unwrap_or(text);
+    let prefix = text.get(..max).unwrap_or(text);
     let clean = |char: char| {
         if char.is_control() {
             char::REPLACEMENT_CHARACTER
@@ -419,11 +420,8 @@ pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
             char
         }
     };
-    let mut shown: String = String::from_utf8_lossy(beginning)
-        .chars()
-        .map(clean)
-        .collect();
-    if beginning.len() < text.len() {
+    let mut shown: String = String::from_utf8_lossy(prefix).chars().map(clean).collect();
+    if prefix.len() < text.len() {
         shown.push('…');
     }
     shown
