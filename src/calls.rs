@@ -161,7 +161,7 @@ impl Calls {
         if self.registry.is_ambiguous(session) {
             return 0;
         }
-        let calls = self.registry.calls_of(session);
+        let calls = self.registry.calls_in(session);
         calls
             .filter(|(id, exchange)| exchange.cancel(*id, Cancel::now(reason)))
             .count()

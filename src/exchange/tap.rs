@@ -119,7 +119,7 @@ impl Tap {
                     emit_session_hint(call, id);
                 }
                 call.exchange.with_session(|session| {
-                    session.record_event_id(call.id, id, EventIdFormat::Any)
+                    session.record_event_id(call.id, id, EventIdFormat::Other)
                 });
             }
             match event.answers {
