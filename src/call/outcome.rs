@@ -67,7 +67,7 @@ pub enum Outcome {
     ClientCancelled,
     /// The inner service failed or refused the request, for example with a status other than 2xx.
     Failed,
-    /// The layer stopped observing the call, without cancelling it.
+    /// The layer stopped observing the call without cancelling it.
     ///
     /// This happens, for example, if the call keeps running detached behind a layer without a session manager, or has exceeded a limit.
     /// Other possible causes are that its answer cannot be distinguished from other messages, or that its client has reused its id, which
@@ -98,7 +98,7 @@ impl CancelReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
-            Self::Orphaned => "client did not resume within the grace",
+            Self::Orphaned => "client did not resume within the grace period",
             Self::Superseded => "superseded by a repeated call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",

@@ -1,4 +1,4 @@
-//! Requests that a middleware sends more than once.
+//! Handles requests that a middleware sends more than once.
 //!
 //! A middleware between the layer and the session manager can resend a request. Each attempt that the session manager accepts becomes a
 //! stream of the call, or a separate call if the first one has already ended. An attempt affects other calls only once it has been
@@ -28,7 +28,7 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records that another attempt to send an in-flight call's request is being dispatched.
+    /// Records that another attempt at sending an in-flight call's request is being dispatched.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
@@ -57,7 +57,7 @@ impl Exchange {
         }
     }
 
-    /// Binds another attempt to send the same request.
+    /// Binds another attempt at sending the same request.
     ///
     /// The attempt becomes another stream of the call, or a separate call if the first one has ended. Returns `None` if the attempt is
     /// not tracked.

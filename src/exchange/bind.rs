@@ -1,4 +1,4 @@
-//! What the session manager reports: the call in a typed message, and later what happens to its streams.
+//! Handles the session manager's reports: the call in a typed message, and later what happens to its streams.
 
 use std::{
     mem,
@@ -20,7 +20,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks a call as being read by a background task, which can see the call end.
+/// Marks a call as being read by a background task, which can observe the call's end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -93,8 +93,8 @@ impl Exchange {
     /// call, and an older in-flight call with the same id keeps that id. The caller must then set whether the call
     /// [waits for a cancellation](Self::set_pending_cancel).
     ///
-    /// These are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit, and a
-    /// call that has already been answered.
+    /// The following are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit,
+    /// and a call that has already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -181,7 +181,7 @@ impl Exchange {
         }
     }
 
-    /// Binds a call that is already known from the request body.
+    /// Binds a call already known from the request body.
     ///
     /// This happens if the body was parsed before the session manager received the message. If the call has been cancelled in the
     /// meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if the message's request id or session

@@ -1,4 +1,4 @@
-//! Cancelling a call: the condition under which it is cancelled, and the sides that are notified.
+//! Cancels calls, and determines which sides are notified.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
@@ -33,7 +33,7 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// The state that a call must be in for a cancellation to end it.
+/// The state a call must be in for a cancellation to end it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.

@@ -1,4 +1,4 @@
-//! Classifying a request by its head.
+//! Classifies requests by their heads.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The session and the protocol revision that a request's headers specify.
+//! The session and protocol revision specified by a request's headers.
 
 use http::HeaderValue;
 
@@ -20,7 +20,7 @@ pub(super) enum SessionHeader {
     Ambiguous,
 }
 
-/// The kind of protocol revision that a request specifies, in its header or its body.
+/// The kind of protocol revision specified in a request's header or body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Revision {
     WithSessions,
@@ -63,7 +63,7 @@ impl SessionHeader {
     }
 }
 
-/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it.
+/// Returns `true` if the id is non-empty and accepted by `HeaderValue::to_str`.
 ///
 /// The loop over the bytes has no branches.
 fn is_readable(id: &[u8]) -> bool {

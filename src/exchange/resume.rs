@@ -1,9 +1,9 @@
-//! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
+//! Handles resumes: GETs with `Last-Event-ID`, which can resume a call's stream.
 //!
-//! While the inner service is handling such a GET, these calls' grace periods do not expire. However, a pending resume cannot extend a
-//! grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes the
-//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to a
-//! resume that it refuses.
+//! While the inner service is handling a resume, the grace periods of the calls it may match do not expire. However, a pending resume
+//! cannot extend a grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream
+//! becomes the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp responds
+//! with 200 even to a resume it refuses.
 
 use std::{
     borrow::Cow,
@@ -97,7 +97,7 @@ impl Resume {
     /// Starts a resume, which keeps its calls' grace periods from expiring.
     ///
     /// Returns `None` unless the headers specify exactly one event. The field may be repeated with the same value, because servers read
-    /// one of them.
+    /// only one of the copies.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,

@@ -1,4 +1,4 @@
-//! Starting the call that a request body contains.
+//! Starts the call contained in a request body.
 
 use std::{
     mem,
@@ -109,7 +109,7 @@ impl Exchange {
             .report(&Event::UnparsedBody { why: body.reason });
     }
 
-    /// Reports a body that the layer cannot parse, once no session manager will bind the call.
+    /// Reports an unparsable body, once no session manager will bind the call.
     ///
     /// If the inner service has `accepted` the request, an open exchange becomes [`Phase::Streaming`]. A body that was dropped before it
     /// ended is reported only in that case, because a service can refuse a request without reading its body.
@@ -246,7 +246,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the in-flight call, accepted or not, that a client's cancellation refers to.
+    /// Returns the in-flight call, accepted or not, targeted by a client's cancellation.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

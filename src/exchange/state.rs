@@ -85,7 +85,7 @@ pub(super) struct CallRef {
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancellation of one. A POST that is certainly not JSON is `Other`.
     ///
-    /// Holds the extensions for its calls, see [`CallInfo::extension`].
+    /// Contains the extensions for its calls, see [`CallInfo::extension`].
     Post(Option<Arc<Extensions>>),
     /// A GET with `Last-Event-ID`, for one of its session's streams.
     Resume(Box<Resume>),
@@ -133,7 +133,7 @@ pub(super) struct ExchangeState {
     pub(super) span: Option<Box<Span>>,
 }
 
-/// A message that only its session manager can read.
+/// A message readable only by its session manager.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
 /// Whether a stream can still deliver a call's answer.
@@ -144,7 +144,7 @@ pub(super) enum LateAnswer {
     /// As far as is known, a stream will deliver the answer.
     #[default]
     Possible,
-    /// A copy of the answer that the transport has sent, stored until a stream delivers it.
+    /// A copy of the answer sent by the transport, stored until a stream delivers it.
     Received(OpaqueMessage),
     /// No stream will deliver the answer any more.
     Closed,
@@ -203,7 +203,7 @@ pub(super) enum Phase {
     Streaming,
     /// The response body is the answer to the call, which no session manager tracks.
     Answering,
-    /// The whole response has been sent, or the inner service has returned an error.
+    /// The complete response has been sent, or the inner service has returned an error.
     Ended,
     /// The response was dropped before it ended.
     Dropped,
@@ -271,7 +271,7 @@ impl Exchange {
 
     /// Returns `true` if a cancellation may have to be replayed into the inner service.
     ///
-    /// That is the case if the request may carry a session call and no session manager has its session.
+    /// This is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
@@ -336,7 +336,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a background task is reading one of the call's streams, to see the call end.
+    /// Records that a background task is reading one of the call's streams to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

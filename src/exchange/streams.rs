@@ -5,7 +5,7 @@
 //! is dropped before the client reads the error, so a client that is not reading holds nothing up.
 //!
 //! This is also where streams are registered for a drain. A session manager sees the answer before the layer does, so a drain waits until
-//! the stream that carries the answer has ended ([`DeliveryGuard`]).
+//! the stream carrying the answer has ended ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -82,7 +82,7 @@ impl Exchange {
 
     /// Marks the call as ended. Returns `true` if older streams of the call are still open.
     ///
-    /// Those could stay open without receiving anything else, because the newest stream has the answer or has lost its client.
+    /// The older streams could stay open without receiving anything else, because the newest one has the answer or has lost its client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();

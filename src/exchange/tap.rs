@@ -1,6 +1,6 @@
-//! Reading a call's streams as bytes, if no session manager tracks the call.
+//! Reads a call's streams as bytes if no session manager tracks the call.
 //!
-//! Sometimes the layer cannot recognise that a message is the answer, because the body is encoded or the message is a batch. From then on,
+//! Sometimes the layer cannot tell whether a message is the answer, because the body is encoded or the message is a batch. From then on,
 //! losing a stream does not cancel the call. Instead, when its last stream ends, for whatever reason, the call is recorded with an unknown
 //! outcome.
 
@@ -61,7 +61,7 @@ impl Tap {
         }
     }
 
-    /// Creates a tap for an answer that is passed on as an event.
+    /// Creates a tap for an answer passed on as an event.
     pub(crate) fn answer_as_event(attachment: Attachment) -> Self {
         Self {
             is_answer: true,
@@ -109,7 +109,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send back the white space around an id, because it would not be part of the header value.
+            // A client cannot send back the whitespace around an id, because it would not be part of the header value.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange

@@ -1,4 +1,4 @@
-//! Waiting for a call to be accepted or to end.
+//! Waits for calls to be accepted or to end.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl Exchange {
         .await;
     }
 
-    /// Waits until `is_met` returns `true`, checking again after each [`notify_changed`](Self::notify_changed).
+    /// Waits until `is_met` returns `true`, rechecking after each [`notify_changed`](Self::notify_changed).
     pub(super) async fn wait_until(&self, is_met: impl Fn() -> bool) {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
@@ -39,7 +39,7 @@ impl Exchange {
         }
     }
 
-    /// Waits until a call has ended, for at most [`RACED_ANSWER_TIMEOUT`].
+    /// Waits up to [`RACED_ANSWER_TIMEOUT`] for a call to end.
     ///
     /// Called after a session manager has refused to resume the call. rmcp's own manager refuses once it has sent the answer, so the
     /// answer is already on its way through the layer.

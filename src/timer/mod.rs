@@ -1,8 +1,8 @@
 //! Calls each target ([`OnDeadline`]) at its deadline, and runs background tasks.
 //!
-//! The timer runs on every runtime that serves requests, so that no work depends on a single one. A process can have several runtimes, such
-//! as one per core, and any of them can stall, because its thread is busy or no thread drives it any more. In addition, `Drop` code can run
-//! anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
+//! The timer runs on every runtime that serves requests, so that no work depends on any single one. A process can have several runtimes,
+//! such as one per core, and any of them can stall, because its thread is busy or because no thread is driving it any more. In addition,
+//! `Drop` code can run anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
 //! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
 //!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. So does the task of a runtime on which the
@@ -52,7 +52,7 @@ pub(crate) use self::{
     pending_task::Migration,
 };
 
-/// How long a timer task handles expired entries before it yields.
+/// How long a timer task handles expired entries before yielding.
 ///
 /// The turn ends with the target that exceeds this time.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
@@ -60,7 +60,7 @@ const POLL_BUDGET: Duration = Duration::from_micros(100);
 /// Maximum number of targets called in one turn. While the clock is paused, this is what bounds a turn.
 const MAX_PER_POLL: usize = 64;
 
-/// Holds an entry for each [`TimerHandle`], and the tasks that are waiting for a runtime.
+/// Stores an entry for each [`TimerHandle`], and the tasks waiting for a runtime.
 #[derive(Default)]
 pub(crate) struct Timer {
     shared: Arc<TimerShared>,
@@ -119,7 +119,7 @@ impl Timer {
 
     /// Runs a task on the current runtime, or on another one if the current one does not poll it.
     ///
-    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over end.
+    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over shut down.
     pub(crate) fn spawn(
         &self,
         migration: Migration,
@@ -223,7 +223,7 @@ impl Drop for Timer {
 impl TimerHandle {
     /// Moves the deadline to `at`, unless an earlier one is set.
     ///
-    /// Can be called while the target is running. The earlier of this deadline and the next one that the target returns then applies.
+    /// Can be called while the target is running. The earlier of this deadline and the one returned by the target then applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {
         self.timer
             .update(|entries| entries.reset_earlier(self.id, at));

@@ -13,7 +13,7 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Maximum number of timers that a thread caches. A server usually has two: its layer's and its session manager's.
+/// Maximum number of timers cached per thread. A server usually has two: its layer's and its session manager's.
 const CACHED_TIMERS: usize = 16;
 
 /// The last epoch issued. A timer gets a new one whenever one of its tasks ends, and no two timers ever share one.
@@ -34,7 +34,7 @@ pub(super) struct RuntimeCache {
 struct CurrentRuntime {
     /// The timer's epoch when the entry was recorded.
     epoch: u64,
-    /// The only runtime to which the entry applies.
+    /// The only runtime the entry applies to.
     ///
     /// `None` on a worker thread, which never drives another one.
     pinned_to: Option<Id>,

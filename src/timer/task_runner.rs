@@ -24,12 +24,12 @@ pub(super) struct TaskRunner {
 }
 
 enum Stage {
-    /// The timer holds the task, unless another runtime has taken it.
+    /// The task is stored in the timer, unless another runtime has taken it.
     Pending,
     /// The task has been stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
-    /// The task has ended or is being polled. Set during a poll, so that a task that panics is not polled again.
+    /// The task has ended or is being polled. Set during a poll, so that a panicked task is not polled again.
     Done,
 }
 

@@ -106,9 +106,9 @@ pub(super) enum ExpiryDecision {
 // === impl DetachedState ===
 
 impl DetachedState {
-    fn resume_window(self, since: Instant) -> Duration {
+    fn resume_window(self, detached_at: Instant) -> Duration {
         match self {
-            Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(since),
+            Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(detached_at),
             Self::UntilComplete { resume_window } | Self::ForgetAt { resume_window, .. } => {
                 resume_window
             }
