@@ -12,7 +12,7 @@ pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>>
 /// A guard for a possible upcoming cancellation. While it exists, the call's session is not closed.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
-/// Injects a cancellation into the server that is running a call.
+/// Injects a cancellation into the server running a call.
 pub(crate) trait Canceller: Send + Sync {
     /// Returns the scope within which this server's session ids are unique.
     fn scope(&self) -> Scope;

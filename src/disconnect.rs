@@ -17,7 +17,7 @@ use crate::{
 /// Cap on the `retry` that a default grace period is computed from, because a server can send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// Maximum allowance for the network on top of `retry`. A shorter `retry` is simply doubled.
+/// Maximum allowance for network delays on top of `retry`. A shorter `retry` is simply doubled.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known about a call's stream when it ends.

@@ -125,11 +125,11 @@ impl Policy {
         self
     }
 
-    /// Cancels the call if its client sends the same call again while this one is detached.
+    /// Cancels the call if its client resends the same call while this one is detached.
     ///
     /// Two calls are the same if they have the same session, method and parameters, apart from `_meta`. An
     /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is never superseded, and neither is a call with a pending resume. If the
-    /// client reuses the JSON-RPC id when it sends the call again, the older call is untracked instead.
+    /// client reuses the JSON-RPC id when resending the call, the older call is untracked instead.
     ///
     /// Both calls need this policy: a call without it neither supersedes another call nor is superseded. There is no layer-wide option for
     /// this. Without [`CancellableSessionManager`](crate::CancellableSessionManager), this has no effect.

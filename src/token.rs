@@ -197,8 +197,8 @@ impl CallToken {
     /// call has already been cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running, along
     /// with everything it owns.
     ///
-    /// It runs in a task on the runtime on which the call was cancelled. If that runtime stalls or shuts down before the clean-up has
-    /// started, another runtime that serves requests runs it instead.
+    /// It runs in a task on the runtime where the call was cancelled. If that runtime stalls or shuts down before the clean-up has started,
+    /// another runtime that serves requests runs it instead.
     ///
     /// A call can have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect the others.
     /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not hold on to its

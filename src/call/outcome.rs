@@ -18,7 +18,7 @@ pub enum CancelReason {
     ClientDisconnected,
     /// The call was detached, and its client did not resume it within the grace period.
     Orphaned,
-    /// The client sent the same call again while this one was detached.
+    /// The client resent the same call while this one was detached.
     Superseded,
     /// The call lasted longer than its policy allows.
     TimedOut,

@@ -65,7 +65,7 @@ impl Exchange {
     /// An attempt with a different request id or session means that the request consists of several messages, such as a batch that a
     /// middleware has split. They share one response, so none of them is cancelled, and the call ends with an unknown outcome.
     #[cold]
-    pub(super) fn bind_again(
+    pub(super) fn bind_attempt(
         self: &Arc<Self>,
         call: CallInfo,
         key: &Key,

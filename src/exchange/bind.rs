@@ -108,7 +108,7 @@ impl Exchange {
         call.set_extensions(self.extensions());
         let key = call.key(canceller.scope())?;
         if self.is_bound_by(&*canceller) {
-            return self.bind_again(call, &key, canceller, fingerprint);
+            return self.bind_attempt(call, &key, canceller, fingerprint);
         }
         if self.info().is_none() && !self.shared.registry.has_capacity() {
             self.skip_tracking(&call);
@@ -255,7 +255,7 @@ impl Exchange {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
-    /// Records that the call has an open stream again, which will deliver the answer.
+    /// Records that the call once again has an open stream, which will deliver the answer.
     pub(crate) fn reopen_late_answer(&self) {
         let late_answer = &mut self.state().late_answer;
         if matches!(late_answer, LateAnswer::Closed) {
@@ -263,7 +263,7 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the call waits for the pending cancellation of an older call with its id.
+    /// Sets whether the call waits for the pending cancellation of an older call with the same id.
     ///
     /// Once that is known, wakes the cancellations waiting for it.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {

@@ -115,7 +115,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation that was confirmed for this expiry of the call's grace period.
+    /// Creates a cancellation confirmed for this expiry of the call's grace period.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -123,7 +123,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation for a detached call whose client has sent it again.
+    /// Creates a cancellation for a detached call whose client has resent it.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -230,7 +230,7 @@ impl Exchange {
                 self.injection(id, cancel.reason, cancelled)
             }
             NotifiedSides::Neither => {
-                // The server may have received the cancellation before the call itself. If so, send it again after the call.
+                // The server may have received the cancellation before the call itself. If so, resend it after the call.
                 if cancel.reason == CancelReason::ClientCancelled {
                     self.defer_cancel(cancel.reason, cancelled);
                 }

@@ -16,7 +16,7 @@ pub(super) enum SessionHeader {
     One(HeaderValue),
     /// Repeated, empty, or not accepted by `HeaderValue::to_str`.
     ///
-    /// The call's session cannot be determined from such a header.
+    /// The call's session cannot be determined from this kind of header.
     Ambiguous,
 }
 

@@ -1,8 +1,8 @@
 //! One HTTP request and its response, as they pass through the layer.
 //!
-//! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to
-//! the exchange and report what they see, but only the exchange decides what that means for the request's call. A
-//! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token on to the session manager and the
+//! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to the
+//! exchange and report what they see, but only the exchange decides what that means for the request's call. A
+//! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token to the session manager and the
 //! handler.
 //!
 //! The modules in the first table contain the exchange's data. Of these, only `state` refers to [`Exchange`]. The modules in the second

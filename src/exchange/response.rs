@@ -98,7 +98,7 @@ impl Exchange {
             Head::Refusal { is_temporary } => {
                 self.state().record_head(&self.kind, head);
                 if is_temporary && let RequestKind::Resume(resume) = &self.kind {
-                    resume.renew_graces();
+                    resume.renew_grace_periods();
                 }
                 self.end_resume();
                 match self.info() {
@@ -270,7 +270,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response has been dropped before it ended. `tap` has read the part that was sent.
+    /// Called when the response has been dropped before it ended. `tap` has read the part already sent.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -321,8 +321,8 @@ impl Exchange {
 
     /// Returns `true` if a disconnect fires the token of a request without a call.
     ///
-    /// This applies to requests that are not MCP and that no client can resume. A session header alone does not prove MCP, because a
-    /// client can send one on any route.
+    /// This applies to non-MCP requests that no client can resume. A session header alone does not prove MCP, because a client can send one
+    /// on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
             // By the time an MCP server responds to a DELETE, it has already handled it, so a DELETE's token cancels nothing.
@@ -375,7 +375,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the server's last `retry`, which is how long the client waits before resuming.
+    /// Returns the server's last `retry`: how long the client waits before resuming.
     ///
     /// Returns `None` if the server has sent none, or zero.
     pub(crate) fn retry(&self) -> Option<Duration> {

@@ -185,7 +185,7 @@ impl Resume {
 
     /// Restarts the calls' grace periods, because the client has been asked to retry later.
     #[cold]
-    pub(super) fn renew_graces(&self) {
+    pub(super) fn renew_grace_periods(&self) {
         let held_calls = lock(&self.held_calls).clone();
         for (id, exchange) in held_calls {
             exchange.with_session(|session| session.renew_grace(id, Instant::now()));

@@ -262,8 +262,8 @@ impl Exchange {
         if &*request.method == "initialize" {
             return None;
         }
-        let in_body = request.protocol_version.as_deref();
-        let revision = in_body.map_or(self.revision, |version| {
+        let body_version = request.protocol_version.as_deref();
+        let revision = body_version.map_or(self.revision, |version| {
             self.revision
                 .merge(Revision::from_version(version.as_bytes()))
         });
@@ -278,7 +278,7 @@ impl Exchange {
         call.set_tool(request.tool);
         call.set_session(session);
         call.set_extensions(self.extensions());
-        call.set_protocol_version(in_body.or(self.protocol_version()));
+        call.set_protocol_version(body_version.or(self.protocol_version()));
         // Revision 2026-07-28 removed this parameter.
         call.set_task(request.task && revision != Revision::Stateless);
         call.set_cancelled_on_disconnect(revision == Revision::Stateless);

@@ -184,7 +184,7 @@ pub(super) struct Attempts {
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call waits for the pending cancellation of an older call with its request id.
+/// Whether a call waits for the pending cancellation of an older call with the same request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {

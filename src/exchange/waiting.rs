@@ -29,7 +29,7 @@ impl Exchange {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
-    /// Wakes the tasks that are waiting for the call's state to change.
+    /// Wakes the tasks waiting for the call's state to change.
     ///
     /// Called when the call has been accepted or has ended, or when its [`PendingCancel`] has become known.
     pub(super) fn notify_changed(&self) {
@@ -44,7 +44,7 @@ impl Exchange {
     /// Called after a session manager has refused to resume the call. rmcp's own manager refuses once it has sent the answer, so the
     /// answer is already on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // Ignore a timeout, because the caller checks again either way.
+        // Ignore a timeout, because the caller rechecks either way.
         let _ = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;
     }
 

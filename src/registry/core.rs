@@ -110,7 +110,7 @@ pub(crate) enum DetachOutcome {
     Untracked(Finished),
 }
 
-/// A call that has been removed from the registry although it is still running.
+/// A call removed from the registry while it is still running.
 pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
 /// State shared by all of a registry's sessions.
@@ -169,7 +169,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.is_empty() && self.retained.is_empty()
     }
 
-    /// Clears the flag that is set when a call ends. Returns `true` if it was set and completions are being tracked.
+    /// Clears the flag set when a call ends. Returns `true` if it was set and completions are being tracked.
     pub(crate) fn take_completion_flag(&mut self) -> bool {
         mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }

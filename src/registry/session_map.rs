@@ -27,7 +27,7 @@ use crate::{
 
 /// Number of entries for calls without a session.
 ///
-/// This is also how many of them can start or end concurrently.
+/// This is also how many of these calls can start or end concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
 /// Maximum number of expired deadlines handled each time an entry is locked.

@@ -24,9 +24,9 @@ pub(crate) trait OnDeadline: Send + Sync {
     ///
     /// If [`reset_earlier`](super::TimerHandle::reset_earlier) is called in the meantime, two calls to this method can overlap.
     ///
-    /// A target with several deadlines gets each one's lateness from `lateness`. If it only handles some of them, it must reset its handle
+    /// A target with several deadlines gets each one's lateness from `tracker`. If it only handles some of them, it must reset its handle
     /// to the earliest of the rest.
-    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
+    fn on_deadline(&self, tracker: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
 
 /// When an entry expires next.
@@ -195,16 +195,16 @@ impl TimerEntries {
 // === impl ExpiredEntry ===
 
 impl ExpiredEntry {
-    pub(super) fn run(self, lateness: &LatenessTracker) -> Requeue {
-        let now = lateness.now();
-        let timeliness = match lateness.lateness(self.deadline) {
+    pub(super) fn run(self, tracker: &LatenessTracker) -> Requeue {
+        let now = tracker.now();
+        let timeliness = match tracker.lateness(self.deadline) {
             late if late > STALL_THRESHOLD => Timeliness::Late,
-            _ if lateness.was_stalled(self.deadline) => Timeliness::Late,
+            _ if tracker.was_stalled(self.deadline) => Timeliness::Late,
             // After `MAX_RECHECKS`, treat a machine that is never on time as if it were.
             late if late > RECHECK_TOLERANCE && self.rechecks < MAX_RECHECKS => Timeliness::Delayed,
             _ => Timeliness::OnTime,
         };
-        let (at, rechecks) = match self.target.on_deadline(lateness, timeliness) {
+        let (at, rechecks) = match self.target.on_deadline(tracker, timeliness) {
             Some(Rearm::At(at)) => (Some(at), 0),
             Some(Rearm::Soon) => (
                 now.checked_add(RECHECK_DELAY),

@@ -5,8 +5,8 @@
 //! `Drop` code can run anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
 //! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
-//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. So does the task of a runtime on which the
-//!    earliest deadline is set, because that runtime must be alive.
+//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. Setting the earliest deadline on a runtime
+//!    also makes its task the leader, because that runtime must be alive.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
 //!    runtime takes the task over (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
@@ -168,14 +168,14 @@ impl Timer {
     /// Handles up to [`MAX_PER_POLL`] expired entries, for [`POLL_BUDGET`]. Returns when the next turn is due.
     ///
     /// Several timer tasks may call this concurrently.
-    fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
+    fn run_expired(&self, tracker: &LatenessTracker) -> Option<Instant> {
         let started = Instant::now();
         for _ in 0..MAX_PER_POLL {
-            let Some((id, expired)) = self.take_expired(lateness.now()) else {
+            let Some((id, expired)) = self.take_expired(tracker.now()) else {
                 break;
             };
             // A panic in user code, such as a destructor, must not affect other entries.
-            if let Some(requeue) = catch_panic(|| expired.run(lateness)) {
+            if let Some(requeue) = catch_panic(|| expired.run(tracker)) {
                 // Another timer task may have computed its sleep without this entry. If so, `update` wakes the timer tasks.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
@@ -183,7 +183,7 @@ impl Timer {
                 break;
             }
         }
-        self.entries().end_turn(lateness.now())
+        self.entries().end_turn(tracker.now())
     }
 
     fn take_expired(&self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
@@ -197,10 +197,10 @@ impl Timer {
     }
 
     #[cfg(test)]
-    fn run_all_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
+    fn run_all_expired(&self, tracker: &LatenessTracker) -> Option<Instant> {
         loop {
-            let next = self.run_expired(lateness);
-            if next.is_none_or(|next| next > lateness.now()) {
+            let next = self.run_expired(tracker);
+            if next.is_none_or(|next| next > tracker.now()) {
                 return next;
             }
         }
@@ -306,14 +306,14 @@ impl TimerTask {
         now: Instant,
         backlog: Option<LatenessTracker>,
     ) -> Option<Instant> {
-        let lateness = match backlog {
-            Some(mut lateness) => {
-                lateness.next_turn(now);
-                lateness
+        let tracker = match backlog {
+            Some(mut tracker) => {
+                tracker.next_turn(now);
+                tracker
             }
             None => LatenessTracker::new(now, Timeliness::OnTime),
         };
-        self.run_turn(timer, lateness)
+        self.run_turn(timer, tracker)
     }
 
     /// Becomes the leader and starts a turn if the leader is [`FAILOVER_DELAY`] late.
@@ -328,10 +328,10 @@ impl TimerTask {
         self.run_turn(timer, LatenessTracker::new(now, Timeliness::Late))
     }
 
-    fn run_turn(&mut self, timer: &Timer, lateness: LatenessTracker) -> Option<Instant> {
-        let next = timer.run_expired(&lateness);
-        let has_backlog = next.is_some_and(|at| at <= lateness.now());
-        self.backlog = has_backlog.then_some(lateness);
+    fn run_turn(&mut self, timer: &Timer, tracker: LatenessTracker) -> Option<Instant> {
+        let next = timer.run_expired(&tracker);
+        let has_backlog = next.is_some_and(|at| at <= tracker.now());
+        self.backlog = has_backlog.then_some(tracker);
         next
     }
 }

@@ -99,7 +99,7 @@ impl PendingTasks {
         (due, self.wake_at)
     }
 
-    /// Takes the tasks that have no runtime.
+    /// Takes the tasks without a runtime.
     pub(super) fn take_without_runtime(&mut self) -> Vec<(TaskId, PendingTask)> {
         self.take_while(|id| id.takeover_at.is_none())
     }

@@ -3,8 +3,9 @@
 //! Every request reads the cache, so a hit must be cheap: it costs one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime, so its entry is valid until a timer task ends.
-//! - A thread that drives a runtime on its own may drive another one later, so its entry holds the runtime's id, and each hit compares that
-//!   with the current handle's id. tokio clones the handle for this, but without contention, because no other thread drives the runtime.
+//! - A thread that drives a runtime on its own may drive another one later, so its entry stores the runtime's id, and each hit compares
+//!   that with the current handle's id. tokio clones the handle for this, but without contention, because no other thread drives the
+//!   runtime.
 
 use std::{
     cell::Cell,

@@ -24,7 +24,7 @@ pub(super) struct TimerShared {
 
 #[derive(Default)]
 pub(super) struct Runtimes {
-    /// The runtimes that have a timer task.
+    /// The runtimes with a timer task.
     pub(super) entries: Vec<RuntimeEntry>,
     /// The runtime whose timer task handles deadlines on time.
     pub(super) leader: Option<Id>,

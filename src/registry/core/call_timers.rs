@@ -177,7 +177,7 @@ impl CallTimers {
         is_expired.then_some(ExpiryToken(self.expiry_count))
     }
 
-    /// Invalidates the expiry and its confirmation, so that the timer is checked again.
+    /// Invalidates the expiry and its confirmation, so that the timer is rechecked.
     fn invalidate_expiry(&mut self) {
         if let Some(detached) = &mut self.detached {
             detached.is_expired = false;

@@ -69,7 +69,7 @@ struct RetainedQueue<A> {
     bytes: PerDeliveryState<usize>,
     /// Number of delivered calls.
     delivered: usize,
-    /// Evicted answers that have not been reported yet.
+    /// Evicted answers not yet reported.
     evicted: Vec<EvictedAnswer>,
 }
 
@@ -86,7 +86,7 @@ impl<A> RetainedCalls<A> {
         !queue.evicted.is_empty()
     }
 
-    /// Removes up to `max` calls that have expired by `now` from the head of the queue.
+    /// Removes up to `max` expired calls from the head of the queue.
     pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
         let Some(queue) = &mut self.0 else {
             return;

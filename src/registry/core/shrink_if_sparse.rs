@@ -8,7 +8,7 @@ use std::{
 /// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of its capacity is in use.
 const MIN_CAPACITY: usize = 64;
 
-/// A collection that keeps its capacity when elements are removed.
+/// A collection that retains its capacity when elements are removed.
 pub(crate) trait ShrinkIfSparse {
     /// Releases capacity if less than an eighth of it is used. Must be called after each removal.
     ///
