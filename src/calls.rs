@@ -234,9 +234,9 @@ impl Calls {
     /// # Cancel safety
     ///
     /// A drain dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case the
-    /// cancellations are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining calls,
-    /// the others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a cancellation
-    /// while it was waiting.
+    /// cancellations are still delivered. Several drains can run concurrently. Once the first one has cancelled the remaining calls, the
+    /// others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a cancellation while
+    /// it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {

@@ -96,7 +96,9 @@ impl CancelError {
         }
     }
 
-    /// Returns `true` if a retry may succeed: the inner service failed, or responded with 429, 502, 503 or 504.
+    /// Returns `true` if a retry may succeed.
+    ///
+    /// This is the case if the inner service failed, or responded with 429, 502, 503 or 504.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self.0,

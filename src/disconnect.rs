@@ -14,7 +14,7 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Cap on the `retry` that a default grace period is computed from, because a server can send any value.
+/// Cap on the `retry` used for a default grace period, because a server can send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
 /// Maximum allowance for network delays on top of `retry`. A shorter `retry` is simply doubled.

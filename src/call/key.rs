@@ -13,8 +13,8 @@ use http::{Extensions, Uri};
 
 /// The `id` of a JSON-RPC request, parsed the way rmcp does.
 ///
-/// A number never equals a string: `1` is not `"1"` (JSON-RPC 2.0, section 4). A float whose value is an integer is read as that integer,
-/// so `1.0` is `1`.
+/// A number never equals a string: `1` is not `"1"` (JSON-RPC 2.0, section 4). An integer-valued float is read as that integer, so `1.0` is
+/// `1`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::RequestId;
@@ -36,8 +36,8 @@ pub enum RequestId {
 
 /// A call's identity, unique within this process.
 ///
-/// JSON-RPC ids are not unique, because every stateless client counts its own from 1, so [`Calls`](crate::Calls) identifies a call by its
-/// `CallId` instead. It is a number, and can be parsed back from its text form:
+/// JSON-RPC ids are not unique, because every stateless client numbers its own requests from 1, so [`Calls`](crate::Calls) identifies a
+/// call by its `CallId` instead. It is a number, and can be parsed back from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -185,7 +185,7 @@ fn requested_path(extensions: &Extensions) -> Option<&str> {
     Some(uri.path())
 }
 
-/// Always returns `None`, because axum's extension type is only available with the `axum` feature.
+/// Returns `None`, because axum's extension type requires the `axum` feature.
 #[cfg(not(feature = "axum"))]
 fn requested_path(_: &Extensions) -> Option<&str> {
     None

@@ -20,7 +20,7 @@ pub enum CancelReason {
     Orphaned,
     /// The client resent the same call while this one was detached.
     Superseded,
-    /// The call lasted longer than its policy allows.
+    /// The call lasted longer than its policy allowed.
     TimedOut,
     /// The server requested the cancellation, for example through [`Calls::cancel`](crate::Calls::cancel).
     Requested,

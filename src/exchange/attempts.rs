@@ -197,7 +197,7 @@ impl Exchange {
         }
     }
 
-    /// Decides which call has the request id after a contested attempt.
+    /// Decides which call owns the request id after a contested attempt.
     ///
     /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
     #[cold]

@@ -1,4 +1,6 @@
-//! Handles the session manager's reports: the call in a typed message, and later what happens to its streams.
+//! Handles the session manager's reports about a call.
+//!
+//! The first report contains the call, in a typed message. The later ones are about its streams.
 
 use std::{
     mem,
@@ -200,7 +202,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // From now on, a cancellation uses the key under which the server knows the call.
+        // From now on, a cancellation uses the key that the server knows the call by.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -263,7 +265,7 @@ impl Exchange {
         }
     }
 
-    /// Sets whether the call waits for the pending cancellation of an older call with the same id.
+    /// Sets whether the call waits for the pending cancellation of an older call with its id.
     ///
     /// Once that is known, wakes the cancellations waiting for it.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {

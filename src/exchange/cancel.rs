@@ -323,7 +323,7 @@ impl Exchange {
 
     /// Defers a cancellation while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
-    /// All of this happens under one lock, because a session manager may bind the call concurrently.
+    /// All of this happens under a single lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,

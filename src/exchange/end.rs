@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// Applies the end of a call that was not cancelled.
+    /// Applies the effects of a call ending without a cancellation.
     pub(super) fn apply_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.notify_changed();
         let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
@@ -157,7 +157,7 @@ impl Exchange {
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {
-            // This is nearly always the case. No disconnect action has a longer resume window, so there is nothing to decide.
+            // The usual case: no disconnect action has a longer resume window than this, so there is nothing to decide.
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);

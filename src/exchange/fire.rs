@@ -32,7 +32,7 @@ impl Exchange {
         self.add_hook(Hook::Fire(token));
     }
 
-    /// Returns the token if the call must outlive its dropped stream and nothing else has cancelled it.
+    /// Returns the token if the call must outlive its dropped stream and has not been cancelled.
     ///
     /// This only applies to calls without a session, because session calls are not tied to a stream.
     pub(crate) fn outlives_stream(&self, request: &RequestId) -> Option<CancellationToken> {

@@ -65,7 +65,7 @@ impl SessionHeader {
 
 /// Returns `true` if the id is non-empty and accepted by `HeaderValue::to_str`.
 ///
-/// The loop over the bytes has no branches.
+/// The loop over the bytes is branch-free, because this runs on every request with a session header.
 fn is_readable(id: &[u8]) -> bool {
     let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
     !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))

@@ -103,7 +103,7 @@ impl Exchange {
         }
     }
 
-    /// Called when a gateway between the layer and its server can no longer get the answer.
+    /// Called when a gateway between the layer and its server can no longer obtain the answer.
     ///
     /// The gateway sends an error instead, so a resuming client will not receive the answer either.
     pub(crate) fn on_answer_lost(self: &Arc<Self>) {
@@ -147,7 +147,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the session manager sees a call's answer even if no stream is being read.
+    /// Returns `true` if the session manager sees a call's answer even if no stream is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))

@@ -321,8 +321,8 @@ impl Exchange {
 
     /// Returns `true` if a disconnect fires the token of a request without a call.
     ///
-    /// This applies to non-MCP requests that no client can resume. A session header alone does not prove MCP, because a client can send one
-    /// on any route.
+    /// This applies to non-MCP requests that no client can resume. A session header alone does not make a request MCP, because a client can
+    /// send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
             // By the time an MCP server responds to a DELETE, it has already handled it, so a DELETE's token cancels nothing.

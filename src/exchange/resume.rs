@@ -52,7 +52,7 @@ impl Exchange {
 
     /// Lets a call keep running, because its client may have resumed it unobserved.
     ///
-    /// The call is not cancelled even if the loss of its current stream is detected later. Returns `false` if the call has ended.
+    /// The call is not cancelled even if the loss of its current stream is only detected later. Returns `false` if the call has ended.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -172,7 +172,7 @@ impl Resume {
 
     /// Records why the resumed stream is about to end.
     ///
-    /// A session manager's stream cannot find this out itself, because it is simply dropped.
+    /// A session manager's stream cannot determine this itself, because it is simply dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
         // A plain drop already means `Disconnected`.
         if cause != DetachCause::Disconnected

@@ -87,7 +87,7 @@ impl Exchange {
         }
     }
 
-    /// Handles a body that cannot be parsed. It may carry a call, or not be JSON-RPC at all.
+    /// Handles an unparsable body, which may carry a call or not be JSON-RPC at all.
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;

@@ -1,8 +1,8 @@
 //! Reads a call's streams as bytes if no session manager tracks the call.
 //!
-//! Sometimes the layer cannot tell whether a message is the answer, because the body is encoded or the message is a batch. From then on,
-//! losing a stream does not cancel the call. Instead, when its last stream ends, for whatever reason, the call is recorded with an unknown
-//! outcome.
+//! Sometimes the layer cannot tell whether a message is the answer, because the body is encoded or the message is a batch. Once this has
+//! happened, losing a stream no longer cancels the call. Instead, when the call's last stream ends, for whatever reason, the call is
+//! recorded with an unknown outcome.
 
 use bytes::Bytes;
 
@@ -29,7 +29,7 @@ enum BodyFormat {
     Events(Reader),
     /// The answer itself, as JSON.
     Json,
-    /// A body that cannot be parsed.
+    /// An unparsable body.
     Opaque,
 }
 
@@ -40,7 +40,7 @@ impl Tap {
         Self::with_format(BodyFormat::Events(Reader::default()), attachment)
     }
 
-    /// Creates a tap for a stream that cannot be parsed. It may contain event ids and the answer.
+    /// Creates a tap for an unparsable stream. It may contain event ids and the answer.
     pub(super) fn opaque(attachment: Attachment) -> Self {
         let exchange = &attachment.exchange;
         exchange.record_stream_meta(true, None);
@@ -89,7 +89,7 @@ impl Tap {
             BodyFormat::Events(reader) => reader,
             BodyFormat::Json => {
                 if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
-                    // The answer can only be complete after a byte that closes an object or an array.
+                    // The answer can only be complete after a closing brace or bracket.
                     call.exchange
                         .set_maybe_answered(matches!(last, b'}' | b']'));
                 }

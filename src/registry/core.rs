@@ -45,8 +45,8 @@
 //! 13. **Nothing is stored** except in-flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is instead tracked until then and cancelled. A detached call
 //!     over a limit is removed at once.
-//! 14. **In doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
+//! 14. **When in doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until
+//!     its client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 

@@ -35,7 +35,8 @@ const SESSIONLESS_SHARDS: usize = 16;
 /// This applies separately to in-flight calls and to retained calls.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
-/// Maximum number of calls scanned each time an entry is locked. This many take about a tenth of a millisecond.
+/// Maximum number of calls scanned each time an entry is locked. Scanning this many takes about a tenth of a millisecond, so no other call
+/// waits long for the lock.
 pub(super) const SCAN_BATCH: usize = 256;
 
 pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
@@ -66,7 +67,7 @@ struct EntryState<T> {
     session: SessionState<T>,
     /// When the timer will check this entry, if at all.
     timer_deadline: Option<Instant>,
-    /// Whether the entry has been removed from the map. If so, the session may already have another one.
+    /// Whether the entry has been removed from the map. If so, the session may already have another entry.
     is_removed: bool,
 }
 
@@ -102,7 +103,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns a session id's entry, or `None` if it has none or its hash collides with another's.
+    /// Returns a session id's entry, or `None` if none exists or another id has the same hash.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);

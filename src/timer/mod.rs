@@ -8,7 +8,7 @@
 //!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. Setting the earliest deadline on a runtime
 //!    also makes its task the leader, because that runtime must be alive.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
-//!    runtime takes the task over (see [`pending_task`]).
+//!    runtime takes over the task (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
 //! 4. Expired entries are handled in turns of [`POLL_BUDGET`], and the timer task yields after each turn. [`lateness`] defines which
 //!    deadlines count as late in that case.

@@ -4,8 +4,8 @@
 //! task runs twice. If its runtime never polls the runner, another runtime takes the task.
 //!
 //! When a runner is dropped, it releases its task to the timer tasks of other runtimes, but at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. Otherwise, runtimes shutting down one after another could hand a task on
-//! forever.
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. Otherwise, runtimes shutting down one after another could pass a task
+//! along forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 

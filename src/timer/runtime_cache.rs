@@ -17,7 +17,7 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 /// Maximum number of timers cached per thread. A server usually has two: its layer's and its session manager's.
 const CACHED_TIMERS: usize = 16;
 
-/// The last epoch issued. A timer gets a new one whenever one of its tasks ends, and no two timers ever share one.
+/// The last epoch issued. A timer gets a new epoch whenever one of its tasks ends, and no two timers ever share one.
 static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -37,7 +37,7 @@ struct CurrentRuntime {
     epoch: u64,
     /// The only runtime the entry applies to.
     ///
-    /// `None` on a worker thread, which never drives another one.
+    /// `None` on a worker thread, which never drives another runtime.
     pinned_to: Option<Id>,
 }
 

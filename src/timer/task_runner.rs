@@ -65,7 +65,7 @@ impl TaskRunner {
         }
     }
 
-    /// Runs other runtimes' tasks on the current one. Returns `false` if it is shutting down.
+    /// Runs other runtimes' tasks on the current runtime. Returns `false` if it is shutting down.
     pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
         let mut is_running = true;
         for (id, task) in tasks {

@@ -127,7 +127,7 @@ impl CallTimers {
         }
     }
 
-    /// Starts a detachment. Returns when its timer has to be checked, or `None` if the call waits without a deadline.
+    /// Detaches the call. Returns when its timer has to be checked, or `None` if the call waits without a deadline.
     pub(super) fn detach(
         &mut self,
         mut state: DetachedState,
@@ -246,8 +246,8 @@ impl CallTimers {
 
     /// Adds a pending resume. While any is pending, the grace period expires [`MAX_RESUME_WAIT`] later.
     ///
-    /// A resume may be the first to find the grace period expired late (invariant 7), so the lateness is checked now. Once the resume has
-    /// ended, it can no longer be determined.
+    /// A resume may be the first to discover that the grace period has expired late (invariant 7), so the lateness is checked now. Once the
+    /// resume has ended, the lateness can no longer be determined.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()

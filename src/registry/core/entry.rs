@@ -35,7 +35,7 @@ pub(super) struct CallKey {
     pub(super) contests: u32,
 }
 
-/// A call that has just ended.
+/// The result of ending a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
     /// Whether a cancellation may be sent to the server under the call's JSON-RPC id (invariant 2).

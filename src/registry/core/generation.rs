@@ -1,4 +1,4 @@
-//! Numbers a call's streams.
+//! Stream numbering within a call.
 
 /// The generation of a call's first stream, which is the POST's.
 pub(crate) const POST_GENERATION: Generation = Generation(1);

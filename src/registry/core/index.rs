@@ -2,10 +2,10 @@
 //!
 //! One map contains all session ids, and each session state has a map of its accepted requests. Both are keyed by 64-bit hashes. A session
 //! state stores its id's hash, which is mixed into the hashes of its requests. The hashes use secrets, so no client can choose colliding
-//! keys. A hit is only a hint: the session ids and request ids themselves are compared afterwards, so a collision means finding nothing,
-//! never the wrong call.
+//! keys. A hit is only a hint: the session ids and request ids themselves are compared afterwards, so a collision results in no match,
+//! never in the wrong call.
 //!
-//! Event ids are not in a map. Resumes are rare, so a resume simply compares its event id with the ids of its session's calls.
+//! There is no map of event ids. Resumes are rare, so a resume simply compares its event id with the ids of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},

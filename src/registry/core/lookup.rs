@@ -13,7 +13,7 @@ use super::{
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
-/// The calls that an event id matches.
+/// The calls matched by an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EventMatch<T, A> {
     Nothing,
@@ -119,7 +119,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// Returns the session's call whose accepted request has the JSON-RPC id `request`.
+    /// Returns the session's accepted call with the JSON-RPC id `request`.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }

@@ -4,7 +4,7 @@
 //! error if the call was cancelled. The client may resume any number of times.
 //!
 //! Each session id has one queue of retained calls, in order of completion. Expired calls are only removed from its head, so a call may
-//! outlive its deadline if an older call's is later. Retained calls are not in a map, because late clients are rare and a resume only
+//! outlive its deadline if an older call's is later. There is no map of retained calls, because late clients are rare and a resume only
 //! searches its own session's calls.
 //!
 //! # Limits
