@@ -5,8 +5,8 @@
 //! cargo run --example child_process
 //! ```
 //!
-//! Such a tool needs a [`ProcessGroup`], whose destructor kills the whole process tree, and `AbortOnCancel`, which
-//! causes the destructor to be run.
+//! This kind of tool needs a [`ProcessGroup`], whose destructor kills the entire process tree, and `AbortOnCancel`,
+//! which causes the destructor to run.
 
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
@@ -120,11 +120,11 @@ mod unix {
         let hung_up = Instant::now();
         client.hang_up();
 
-        // The server holds an end of the pipe, too, so it has to end first.
+        // The server has one end of the pipe open, too, so it has to stop first.
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
-        ended.map_err(|_| "A process still holds the pipe!")??;
+        ended.map_err(|_| "A process still has the pipe open!")??;
         if rest.is_empty() {
             println!(
                 "all its processes had ended after {:.1?}",

@@ -7,7 +7,7 @@
 //!
 //! Both set [`DeadPeer`]'s socket options and watch their connections. The first uses `axum::serve` and sets the
 //! options on the listening socket. The second is an accept loop around hyper-util that sets them on every accepted
-//! socket. You need such a loop for HTTP/2 pings.
+//! socket. HTTP/2 pings require this kind of loop.
 //!
 //! To try it, call the tool `wait`. `examples/README.md` lists curl commands. This server has no sessions, so it needs
 //! no `initialize`. Once the call has started, drop the client's packets with

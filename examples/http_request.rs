@@ -44,7 +44,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Part of a response: the head, and the first of the body's ten bytes.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
-/// Something that has happened at the tool or at the slow server.
+/// An event at the tool or at the slow server.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     /// The slow server has received a request, and has sent its part of a response.

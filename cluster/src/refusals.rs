@@ -1,4 +1,4 @@
-//! Why requests are refused, and the responses to refused requests.
+//! Reasons for refusing a request, and the corresponding responses.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -22,11 +22,11 @@ pub(crate) enum Refusal {
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
     ///
-    /// It moved to this instance or to another one while the request was being served. The client can send the request again.
+    /// It moved to this instance or to another one while the request was being served. The client can resend the request.
     SessionMoved,
     /// The connection to the owner broke before the response arrived.
     ///
-    /// The request may already have started, so this instance must not send it again.
+    /// The request may already have started, so this instance must not resend it.
     ConnectionLost,
     /// The request head has more header fields than peers accept.
     TooManyFields,
@@ -52,7 +52,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error for a call that its client cancelled before it had started.
+/// Returns the JSON-RPC error for a call cancelled by its client before it started.
 pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

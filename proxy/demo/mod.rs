@@ -5,7 +5,7 @@
 //! Each cell in the printed table shows what happened to the *tool*, as the server recorded it, or to the answer. The exit code
 //! is 0 only if all outcomes are as expected.
 //!
-//! `shared` is a link to the folder with the clients and the table from the library's demo.
+//! `shared` links to the folder containing the clients and the table of the library's demo.
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -31,7 +31,7 @@ pub(super) const WORK: Duration = Duration::from_secs(4);
 /// How long a client stays connected before it disconnects.
 const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 
-/// The reconnect delay that the proxy sends, which has to fit the demo's short grace periods.
+/// The reconnect delay sent by the proxy, short enough for the demo's grace periods.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// How long the shutdown may take.
@@ -40,7 +40,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(12);
 /// How often a server's log is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A server and clients that call its tool at the same time, each with a row in the table.
+/// A server, and the clients that call its tool concurrently. Each client has a row in the table.
 pub(super) struct Scenario {
     grace: Grace,
     pub(super) clients: &'static [(&'static str, ClientAction)],
@@ -94,10 +94,10 @@ pub(super) enum Setup {
     Proxy,
 }
 
-/// The log that a server writes. Dropping this removes the file.
+/// A server's log. Dropping this removes the file.
 struct LogFile(PathBuf);
 
-/// The part of the log that is about a single call.
+/// The part of the log about a single call.
 struct CallLog<'a> {
     file: &'a LogFile,
     label: &'a str,
@@ -213,7 +213,7 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // If this fails, the file stays in the directory for temporary files.
+        // If this fails, the file stays in the temporary directory.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! The restore of a session, which runs while the request that needs it is being served.
+//! Restores a session while serving the request that needs it.
 //!
 //! 1. A restore ends as soon as its session is restored, even if the response head is not ready yet, because an inner layer may hold back
 //!    the head until the call has ended.
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A running restore. Dropping it ends it, even if the client has disconnected or the handler panics.
+/// A running restore. It ends when this is dropped, even if the client has disconnected or the handler panics.
 pub(crate) struct RunningRestore {
     router: Arc<Router>,
     id: String,
@@ -41,7 +41,7 @@ struct RestoringBody {
     restore: Option<RunningRestore>,
     /// Ends the restore if it has not loaded any parameters by then.
     ///
-    /// In that case an inner layer has answered in place of rmcp.
+    /// In that case, an inner layer has responded instead of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 
@@ -103,12 +103,12 @@ impl Drop for RunningRestore {
 // === impl RestoringBody ===
 
 impl RestoringBody {
-    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already started.
+    /// Ends the restore. An unrestorable session is abandoned without a 404, because the response has already started.
     fn end(&mut self) {
         if let Some(restore) = self.restore.take()
             && !restore.is_restored()
         {
-            restore.router.give_up_if_unrestorable(&restore.id);
+            restore.router.abandon_if_unrestorable(&restore.id);
         }
     }
 }

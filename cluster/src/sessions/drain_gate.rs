@@ -57,7 +57,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is closed, even if it already was.
+    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it already was.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

@@ -1,7 +1,7 @@
 //! The local sessions' ids and drain gates.
 //!
 //! Every request looks up its session here. The index is separate because hashing the id the way the directory does would take ten times as
-//! long as the lookup.
+//! long as the lookup itself.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,7 +24,7 @@ const SHARDS: usize = 64;
 /// Maps each local session's id to its gate.
 pub(super) struct SessionIndex {
     shards: Box<[Mutex<Shard>]>,
-    /// Whether all gates are closed, including those of sessions that are yet to be inserted.
+    /// Whether all gates are closed, including those of sessions yet to be inserted.
     is_closed: AtomicBool,
 }
 
@@ -33,7 +33,7 @@ type Shard = HashMap<Arc<str>, SessionRow, RandomState>;
 
 #[derive(Default)]
 struct SessionRow {
-    /// Number of insertions that have not been undone yet.
+    /// Number of insertions not yet undone.
     count: usize,
     gate: Arc<DrainGate>,
 }
@@ -63,7 +63,7 @@ impl SessionIndex {
         self.shard(id).get(id).map(|row| row.gate.clone())
     }
 
-    /// Adds an id until the guard is dropped.
+    /// Indexes an id until the returned guard is dropped.
     ///
     /// Its gate is already closed if [`close_all`](Self::close_all) has been called.
     pub(super) fn insert(self: &Arc<Self>, id: &Arc<str>) -> IndexGuard {
@@ -120,7 +120,7 @@ impl SessionIndex {
 impl Drop for IndexGuard {
     fn drop(&mut self) {
         if let Some(row) = self.index.remove(&self.id) {
-            // A task that is waiting for the gate to close must not wait for a session that has been removed.
+            // A task waiting for the gate to close must not wait for a removed session.
             row.gate.close();
         }
     }

@@ -1,4 +1,4 @@
-//! The local sessions and their lifecycle.
+//! Local sessions and their lifecycle.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -40,7 +40,7 @@ pub(crate) struct Sessions {
     pub(super) queues: Mutex<Queues>,
     /// Number of contested sessions, nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
-    /// Number of sessions that must be written again before the directory is considered consistent.
+    /// Number of sessions that must be rewritten before the directory is considered consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// Notified when there may be something to write.
     pub(super) wake: Notify,
@@ -137,7 +137,7 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Called when a session has been opened, by its client or in order to be restored.
+    /// Called when a session has been opened, either by its client or to restore it.
     ///
     /// Queues the session to be written if its parameters are known.
     pub(crate) fn on_opened(&self, id: &str, is_restored: bool) {
@@ -238,7 +238,7 @@ impl Sessions {
 
     /// Called when a session's parameters have been read and it is about to be restored here.
     ///
-    /// A session that is already local keeps its own parameters, if they are known, and takes the new epoch if that is higher.
+    /// A session that is already local keeps its own parameters, if known, and adopts the new epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -260,7 +260,7 @@ impl Sessions {
 
     /// Called when a session has been closed.
     ///
-    /// If it has since been loaded again, it is kept so that it can be restored.
+    /// If it has since been reloaded, it is retained so that it can be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
@@ -285,7 +285,7 @@ impl Sessions {
 
     /// Called when a session turns out to be unrestorable, which ends it.
     ///
-    /// The tombstone that it queues does not replace a later claim.
+    /// The tombstone it queues does not replace a later claim.
     pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
         self.end(id, epoch);
     }
@@ -329,7 +329,7 @@ impl Sessions {
         self.wait_until(|| {
             self.shard(session)
                 .get(&session)
-                .is_none_or(|local| local.written.is_some())
+                .is_none_or(|local| local.written_at.is_some())
         })
         .await;
     }
@@ -343,7 +343,7 @@ impl Sessions {
             .any(|deleted| deleted.session == session)
     }
 
-    /// Waits until a session has no tombstone left to be written.
+    /// Waits until a session has no more tombstones to be written.
     pub(crate) async fn wait_until_removed(&self, session: SessionHash) {
         self.wait_until(|| !self.is_deleted(session)).await;
     }
@@ -355,7 +355,7 @@ impl Sessions {
 
     /// Waits until `condition` returns `true`.
     ///
-    /// The condition is checked at once, and again after each write, restore, relinquishment and heartbeat.
+    /// The condition is checked immediately, and again after each write, restore, relinquishment and heartbeat.
     pub(crate) async fn wait_until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }
@@ -403,7 +403,7 @@ impl Sessions {
         }
     }
 
-    /// Wakes the tasks that are waiting in [`wait_until`](Self::wait_until).
+    /// Wakes the tasks waiting in [`wait_until`](Self::wait_until).
     pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }

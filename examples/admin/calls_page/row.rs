@@ -6,7 +6,7 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters shown of a name, since clients can send names of any length.
+/// Maximum number of characters of a name to show. Clients can send names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
 /// A call, with all times in milliseconds, and `null` for absent values.
