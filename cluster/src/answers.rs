@@ -10,7 +10,7 @@
 //!    answer is stored that no client needs. If a stream is dropped after sending the answer but before its end has been polled, the client
 //!    might not have read the answer, so it is stored too. Once the client's connection has taken an answer, only an instance that is
 //!    shutting down stores it, because its memory is about to be lost.
-//! 4. Request ids are reused, so an answer is stored under its session's generation and its call's number instead.
+//! 4. Because request ids are reused, an answer is stored under its session's generation and its call's number instead.
 //! 5. At most [`MAX_PENDING`] calls can be pending, which is the library's default limit for calls without a client. The answers to any
 //!    further calls exist only in this instance's memory.
 //! 6. The answer to an ended call is put in the [`queue`] and stays there even after its session has closed. From there, the [`writer`]
@@ -211,7 +211,7 @@ impl Answers {
 
     /// Queues the answers to pending calls whose end has not been reported yet.
     ///
-    /// Calls that are still in flight stay pending.
+    /// Calls still in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -233,7 +233,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed. A call still in flight stops being pending.
+    /// Called when a call's client has resumed. A call still in flight is then no longer pending.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)

@@ -123,7 +123,7 @@ impl ClusterBuilder {
     /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
     /// By default, the system's certificate authorities are trusted. The setting applies to `rediss://` URLs, including those of Sentinels.
-    /// The certificate must be valid for the host in the URL or, with Sentinels, for the primary's address as the Sentinels report it.
+    /// The certificate must be valid for the host in the URL or, with Sentinels, for the primary's address as reported by the Sentinels.
     ///
     /// This has no effect on an in-memory directory.
     ///
@@ -225,7 +225,7 @@ impl ClusterBuilder {
 
     /// Sets which addresses peers may connect from and advertise.
     ///
-    /// By default, these are private addresses (RFC 1918, RFC 4193) and loopback addresses.
+    /// By default, private addresses (RFC 1918, RFC 4193) and loopback addresses are admitted.
     pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         self.filter = PeersFilter::new(admits);
         self
@@ -277,7 +277,7 @@ impl ClusterBuilder {
     /// - A directory URL cannot be used, for example because it requires a feature that is not enabled.
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory is reachable but is a Redis Cluster.
-    /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
+    /// - The advertised address is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
     /// - A secret is empty, has leading or trailing whitespace, or contains characters not allowed in a header field.
     ///
     /// ```

@@ -54,7 +54,7 @@ use crate::{
 
 /// An instance's membership in a cluster. All clones share the same membership.
 ///
-/// Several services can share one membership, but one service cannot find another's open sessions. After an instance has died, each of its
+/// Several services can share one membership, but one service cannot find another's open sessions. After an instance dies, each of its
 /// sessions is restored by the first service that receives a request for it.
 ///
 /// ```no_run
@@ -84,9 +84,9 @@ struct Shared {
     answers: Arc<Answers>,
     session_closers: SessionClosers,
     closer_task: JoinHandle<()>,
-    /// Writes answers, even after the instance has left.
+    /// The task that writes answers, even after the instance has left.
     writer_task: JoinHandle<()>,
-    /// `None` once [`Cluster::leave`] is waiting for it to end.
+    /// The heartbeat task, or `None` once [`Cluster::leave`] is waiting for it to end.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 

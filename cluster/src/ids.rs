@@ -55,7 +55,7 @@ pub(crate) struct CallNumber(u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
-    /// The request id, as JSON text. `None` if it is too long.
+    /// The request id as JSON text, or `None` if it is too long.
     pub(crate) request: Option<String>,
 }
 
@@ -114,7 +114,7 @@ impl FromStr for Incarnation {
     }
 }
 
-/// Returns 64 random bits, which differ between forked processes.
+/// Returns 64 random bits that differ between forked processes.
 fn random() -> u64 {
     // Std's `RandomState` is only a fallback, because a forked process inherits its keys.
     getrandom::u64().unwrap_or_else(|_unavailable| {

@@ -1,4 +1,4 @@
-//! Logging for background tasks. There is only one of each per instance, so a panicking subscriber must not end it.
+//! Logging for background tasks. Each instance has only one of each, so a panicking subscriber must not end it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

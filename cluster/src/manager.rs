@@ -64,7 +64,7 @@ pub struct ClusterSessionManager<M> {
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     waiting_calls: WaitingCalls,
-    /// Whether the manager's service has been checked for a session store. A missing one is logged only once.
+    /// Whether the manager's service has been checked for a session store. A missing store is logged only once.
     is_store_checked: AtomicBool,
 }
 
@@ -106,7 +106,7 @@ struct TrackedStream {
     call: Option<Call>,
     /// The suffix of the stream's event ids.
     event_suffix: String,
-    /// The plain id of the last event before the answer. If empty, the client cannot resume.
+    /// The plain id of the last event before the answer. While it is empty, the client cannot resume.
     event: String,
     is_answered: bool,
     has_ended: bool,
@@ -174,7 +174,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         }
     }
 
-    /// Tags a stream's event ids. `event` is the plain id of the last event its client has received, or empty.
+    /// Tags a stream's event ids. `event` is the plain id of the last event its client has received, or empty if there is none.
     fn tag<S>(
         &self,
         events: S,
@@ -273,7 +273,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
-                // Re-enter, because a session that has been closed and restored in the meantime has a new gate.
+                // Re-enter, because a session closed and restored in the meantime has a new gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;

@@ -21,7 +21,7 @@
 //!   lease may have turned the client away.
 //! - If an instance has recently turned a client away, the call waits until that client's backoff is over.
 //!
-//! Otherwise the session's record in the directory decides:
+//! Otherwise, the outcome depends on the session's record in the directory:
 //!
 //! - If the record names this instance as the owner, the call is cancelled.
 //! - If the record is a tombstone, the session has been closed, so the call is cancelled.
@@ -57,7 +57,7 @@ const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORT
 /// by up to [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
-/// How long after a heartbeat is due to check for it.
+/// How long to wait after a heartbeat is due before checking for it.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of concurrent lookups for orphans.

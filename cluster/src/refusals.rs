@@ -4,7 +4,7 @@ use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// The `Retry-After` sent with temporary refusals. A session is cached as unowned for the same time.
+/// The `Retry-After` sent with temporary refusals. A session is cached as unowned for the same length of time.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// Error code for an `initialize` that cannot be served: the first code in the server-error range.
@@ -16,7 +16,7 @@ const REQUEST_CANCELLED: i32 = -32800;
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory has not answered, or its contents do not prove anything yet.
+    /// The directory did not answer, or its contents do not prove anything yet.
     Inconsistent,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,

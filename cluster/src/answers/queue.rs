@@ -5,10 +5,10 @@
 //!
 //! 1. When a call ends, it is assigned the next place in the queue. Unless it is evicted, its answer keeps that place until [`ANSWER_TTL`]
 //!    after the call ended, whether or not it has been written and even if writes fail.
-//! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way the bounds limit
+//! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way, the bounds limit
 //!    both the directory and this instance's memory.
-//! 3. When a bound is exceeded, the oldest answers are evicted. One that may already have been written is also removed from the directory.
-//!    Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
+//! 3. When a bound is exceeded, the oldest answers are evicted. An evicted answer that may already have been written is also removed from
+//!    the directory. Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
 //! 4. After a failure, the queue pauses for [`RETRY_DELAY`].
 //! 5. A written answer stays in memory so that it can be rewritten if the directory loses data ([`AnswerQueue::write_again`]).
 
@@ -62,7 +62,7 @@ pub(super) struct AnswerQueue {
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` whose answers are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and the places in `answers` whose answers have not been written yet.
+    /// Reserved places, and the places in `answers` whose answers have yet to be written.
     unwritten: BTreeSet<u64>,
     /// Each key's place. A key keeps its place while an operation on it is in flight or it is in `removals`.
     places: HashMap<AnswerKey, u64>,
@@ -149,7 +149,7 @@ struct SessionAnswers {
 // === impl AnswerQueue ===
 
 impl AnswerQueue {
-    /// Reserves a place for the answer to a call that has just ended.
+    /// Reserves a place for the answer to a call that just ended.
     pub(super) fn reserve(&mut self, now: Instant) -> Place {
         let number = self.next_place;
         self.next_place += 1;
@@ -333,7 +333,7 @@ impl AnswerQueue {
 
     /// Returns `true` if no place before `end` is still reserved or has an unwritten answer.
     ///
-    /// Answers that have been evicted or have expired are ignored.
+    /// Evicted and expired answers are ignored.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }

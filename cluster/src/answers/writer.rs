@@ -176,7 +176,7 @@ impl AnswerWriter {
             Bound::Time => time,
         };
         warning.warn(&format_args!(
-            "answers to ended calls are being evicted beyond {bound}: once this instance has ended, clients that resume will get an error instead"
+            "answers to ended calls exceed {bound} and are being evicted: once this instance has exited, resuming clients will get an error instead"
         ));
     }
 

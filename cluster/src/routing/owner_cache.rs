@@ -102,7 +102,7 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns a session's owner, from the cache or by looking it up.
+    /// Returns a session's owner, looking it up unless it is cached.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl OwnerCache {
         state.store(session, Found::Owner(ownership), self.0.this_instance);
     }
 
-    /// Evicts a session because this instance owns it now.
+    /// Evicts a session, because this instance now owns it.
     ///
     /// Any pending lookup for the session will then no longer cache its result.
     pub(crate) fn mark_own(&self, session: SessionHash) {

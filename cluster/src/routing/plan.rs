@@ -5,9 +5,9 @@
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
 //!    responded that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
-//! 4. This instance responds "no such session" only if the directory has been consistent for long enough to prove it. Otherwise the client
+//! 4. This instance responds "no such session" only if the directory has been consistent for long enough to prove it. Otherwise, the client
 //!    is asked to retry.
-//! 5. An instance that is shutting down does not reclaim a session it has relinquished. Instead, it waits for another instance to claim the
+//! 5. An instance shutting down does not reclaim a session it has relinquished. Instead, it waits for another instance to claim the
 //!    session.
 //! 6. A call that a peer may have started is neither served here nor resent. The same applies to a request whose body has been sent and
 //!    could not be retained.

@@ -51,7 +51,7 @@ pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to reclaim a session that another instance is also claiming.
 const MAX_RECLAIMS: usize = 3;
 
-/// The parts of an instance that routing needs.
+/// The parts of an instance needed for routing.
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) this_instance: Owner,
@@ -129,7 +129,7 @@ impl Router {
     /// Called when a request no longer takes part in restoring its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Discard any parameters that were loaded for this request but never used to restore a session.
+        // Discard any parameters loaded for this request but never used to restore a session.
         self.restores
             .run_unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));

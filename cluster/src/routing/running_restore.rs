@@ -2,7 +2,7 @@
 //!
 //! 1. A restore ends as soon as its session is restored, even if the response head is not ready yet, because an inner layer may hold back
 //!    the head until the call has ended.
-//! 2. Otherwise it ends when the response head is ready. If an inner layer sends the head early, as `commit_after` does, the restore keeps
+//! 2. Otherwise, it ends when the response head is ready. If an inner layer sends the head early, as `commit_after` does, the restore keeps
 //!    running while the body is read, until the session is restored or the body ends.
 //! 3. The session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
 
@@ -63,7 +63,7 @@ impl RunningRestore {
 
     /// Ends the restore when the response head is ready, or lets it run while the body is read.
     ///
-    /// It keeps running only if the session is not restored yet, and the response is successful and has a body.
+    /// It keeps running only if the session has yet to be restored and the response is successful and has a body.
     pub(crate) fn finish_with_response(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {

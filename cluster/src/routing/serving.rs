@@ -34,7 +34,7 @@ const MAX_ROUTINGS: usize = 3;
 /// rmcp reads the body first and only then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
-/// The inner service, as used for requests that are not served right away.
+/// The inner service, as used for requests not served right away.
 pub(crate) trait Inner:
     Service<Request<Body>, Response: IntoResponse, Future: Send> + Send
 {

@@ -115,7 +115,7 @@ impl Sessions {
 
     /// Returns `true` if no other instance contests a session or can have claimed it since `lapse`.
     ///
-    /// A session that is not local needs no verification.
+    /// A session that is not local does not need to be verified.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {
         let shard = self.shard(session);
         shard

@@ -4,7 +4,7 @@
 //!    enter.
 //! 2. Before an idle gate is closed, other conditions are checked as well, such as whether the session has calls in flight. The gate is
 //!    closed only if no request has entered since it was found idle, so the conditions cannot have changed unnoticed.
-//! 3. The gate never reopens. A session that is restored gets a new gate.
+//! 3. The gate never reopens. A restored session gets a new gate.
 
 use std::{
     fmt,

@@ -68,7 +68,7 @@ impl LocalSession {
         }
     }
 
-    /// Creates a session that is about to be restored.
+    /// Creates a session about to be restored.
     pub(super) fn loaded(id: &str, epoch: Epoch, session_index: &Arc<SessionIndex>) -> Self {
         Self {
             epoch,

@@ -23,7 +23,7 @@ pub(crate) struct RelinquishedSessions {
     closed: Notify,
 }
 
-/// A session that is still open here but has been relinquished.
+/// A relinquished session that is still open here.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Relinquished {
     /// The session's id, which is needed to close it.
@@ -68,7 +68,7 @@ impl RelinquishedSessions {
         let _ = self.sender.send(session);
     }
 
-    /// Called when a session sent earlier has been closed.
+    /// Called when a relinquished session has been closed.
     pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {

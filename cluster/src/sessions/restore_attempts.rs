@@ -87,9 +87,9 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt if the session is unrestorable, otherwise `None`.
+    /// Returns the epoch of the last attempt if the session is unrestorable, or `None` otherwise.
     ///
-    /// An attempt that is still running counts as failed.
+    /// An attempt still in progress counts as failed.
     pub(crate) fn unrestorable_epoch(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;

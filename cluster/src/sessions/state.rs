@@ -23,7 +23,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Number of locks that the sessions are spread over.
+/// Number of locks the sessions are spread over.
 const SHARDS: usize = 64;
 
 /// How long a loaded session may take to be opened before it is removed.
@@ -116,7 +116,7 @@ impl Sessions {
         self.session_index.gate(id)
     }
 
-    /// Closes all gates, including those of sessions that are opened later.
+    /// Closes all gates, including those of sessions opened later.
     pub(crate) fn close_gates(&self) {
         self.session_index.close_all();
     }
@@ -168,7 +168,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Queues a session whose parameters are known, unless it has already been written or queued.
+    /// Queues a session with known parameters, unless it has already been written or queued.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unwritten() && !std::mem::replace(&mut local.is_queued, true)
@@ -217,7 +217,7 @@ impl Sessions {
         self.restore_attempts.on_restored(session);
     }
 
-    /// Begins to replay the `initialize` of a session that is being restored.
+    /// Begins to replay the `initialize` of a session being restored.
     ///
     /// Returns `None` for any other session.
     pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
@@ -238,7 +238,7 @@ impl Sessions {
 
     /// Called when a session's parameters have been read and it is about to be restored here.
     ///
-    /// A session that is already local keeps its own parameters, if known, and adopts the new epoch if that is higher.
+    /// An already local session keeps its own parameters, if known, and adopts the new epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -249,7 +249,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// Removes a session that has been loaded but not opened. Does nothing for any other session.
+    /// Removes a session that was loaded but never opened. Does nothing for any other session.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && matches!(local.get().phase, Phase::Loaded(_))
@@ -373,7 +373,7 @@ impl Sessions {
             .get(&session)
             .map(|local| local.id.clone());
         let gate = id.and_then(|id| self.gate(&id));
-        // A session that has been restored in the meantime has a new gate.
+        // A session restored in the meantime has a new gate.
         if gate.is_some_and(|gate| gate.is_closed()) {
             self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }

@@ -18,8 +18,8 @@ use crate::{
 
 /// How long after a claim a former owner that kept its lease may still be running calls.
 ///
-/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner that had
-/// no lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
+/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner without
+/// a lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
 /// ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
 const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
@@ -77,7 +77,7 @@ impl Router {
 
     /// Returns `true` if the calls run by a session's former owners have ended.
     ///
-    /// By then, any of their answers that were not lost are in the directory.
+    /// Once they have ended, any of their answers that were not lost are in the directory.
     ///
     /// One of these calls may still be running if another instance now owns the session, or if this instance claimed the session less than
     /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.

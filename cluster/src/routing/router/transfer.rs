@@ -2,8 +2,8 @@
 //!
 //! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
 //! the client cancels the call while it is waiting, the call never starts, and since it does not belong to any session yet, this instance
-//! answers it itself. Cancellations are reported by the session manager, so by then the application has accepted them, whether a client or
-//! a peer sent them.
+//! answers it directly. Cancellations are reported by the session manager, so by then the application has accepted them, whether a client
+//! or a peer sent them.
 
 use std::sync::{Arc, Mutex};
 
@@ -138,7 +138,7 @@ impl WaitingCalls {
         WaitingGuard { calls: self, call }
     }
 
-    /// Cancels a session's waiting calls that have the JSON-RPC id `request`.
+    /// Cancels a session's waiting calls with the JSON-RPC id `request`.
     ///
     /// The application must have accepted the cancellation.
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
