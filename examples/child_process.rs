@@ -63,7 +63,7 @@ mod unix {
     /// Timeout for this example, which takes far less. The command would take far longer.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Starts a tree of processes, two of which sleep, one of them in a shell of its own.
+    /// Starts a process tree with two sleeping processes, one of them in a shell of its own.
     const COMMAND: &str = "echo started; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
     /// A process and all of its descendants, which are killed on drop.
@@ -72,7 +72,7 @@ mod unix {
         id: Option<Pid>,
     }
 
-    /// Runs commands. Their output is a pipe that stays open until all of their processes have ended.
+    /// Runs commands. Their output is a pipe that stays open until all of their processes have exited.
     #[derive(Clone)]
     struct Shell {
         output: Arc<PipeWriter>,
@@ -116,7 +116,7 @@ mod unix {
         let client = raw::call(addr, "run", json!({ "command": COMMAND })).await?;
         let mut started = [0; 8];
         timeout(LIMIT, output.read_exact(&mut started)).await??;
-        println!("the command runs; the client hangs up");
+        println!("the command is running; the client hangs up");
         let hung_up = Instant::now();
         client.hang_up();
 
@@ -127,7 +127,7 @@ mod unix {
         ended.map_err(|_| "A process still has the pipe open!")??;
         if rest.is_empty() {
             println!(
-                "all its processes had ended after {:.1?}",
+                "all of its processes had exited after {:.1?}",
                 hung_up.elapsed()
             );
             Ok(())
@@ -169,7 +169,7 @@ mod unix {
     impl Drop for ProcessGroup {
         fn drop(&mut self) {
             if let Some(id) = self.id.take() {
-                // Fails if the group has just ended. tokio reaps the leader.
+                // Fails if the group has just exited. tokio reaps the leader.
                 let _ = kill_process_group(id, Signal::KILL);
             }
         }

@@ -1,4 +1,4 @@
-//! A server that notices when a client's network is dead, served in one of two ways.
+//! A server that detects dead client connections, served in one of two ways.
 //!
 //! ```sh
 //! cargo run --example dead_peer --features axum,socket
@@ -123,7 +123,7 @@ impl Waiter {
     #[tool(description = "Waits until it is cancelled")]
     async fn wait(&self, context: RequestContext<RoleServer>) -> String {
         let started = Instant::now();
-        info!("wait starts");
+        info!("wait started");
         context.ct.cancelled().await;
         info!("wait was cancelled after {:?}", started.elapsed());
         "waited".to_owned()

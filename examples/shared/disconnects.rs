@@ -15,7 +15,7 @@ use tokio::{
 
 use super::raw::{Client, Connection};
 
-/// The JSON-RPC id of every call. Calls can be distinguished only by their sessions.
+/// The JSON-RPC id of every call. Calls can only be distinguished by their sessions.
 pub(crate) const CALL_ID: u32 = 7;
 
 /// How late a cancellation may be, to allow for a busy machine.
@@ -46,7 +46,7 @@ pub(crate) enum ClientAction {
 
 /// What a tool has recorded about one call. A disconnected client cannot see this.
 pub(crate) trait ToolLog {
-    /// Waits until the tool is in the middle of working for each of the server's clients.
+    /// Waits until the tool is mid-call for every one of the server's clients.
     async fn wait_until_busy(&self) -> Result<()>;
 
     /// Waits until the tool has ended, and returns how it ended.
@@ -80,7 +80,7 @@ pub(crate) enum Expected {
 pub(crate) enum Outcome {
     /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
-    /// The tool ran to completion, this long after the disconnect.
+    /// The tool ran to completion, finishing this long after the disconnect.
     RanOn(Duration),
     /// The client got the answer.
     Answered,

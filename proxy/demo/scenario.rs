@@ -34,7 +34,7 @@ const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 /// The reconnect delay sent by the proxy, short enough for the demo's grace periods.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long the shutdown may take.
+/// Maximum duration of the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// How often a server's log is checked.
@@ -221,15 +221,15 @@ impl Drop for LogFile {
 // === impl CallLog ===
 
 impl CallLog<'_> {
-    /// Returns when the event `what` was logged for this call, or `None` if it has not been yet.
+    /// Returns when `event` was logged for this call, or `None` if it has yet to be logged.
     ///
     /// The time is the end of the logged millisecond.
-    fn find(&self, what: &str) -> Option<Instant> {
+    fn find(&self, event: &str) -> Option<Instant> {
         let text = fs::read_to_string(&self.file.0).unwrap_or_default();
         let logged_at = text.lines().find_map(|line| {
             let mut words = line.split(' ');
             let logged_at: u64 = words.next()?.parse().ok()?;
-            let is_event = words.nth(1) == Some(what) && words.next() == Some(self.label);
+            let is_event = words.nth(1) == Some(event) && words.next() == Some(self.label);
             is_event.then(|| UNIX_EPOCH + Duration::from_millis(logged_at + 1))
         })?;
         let age = SystemTime::now().duration_since(logged_at);

@@ -51,7 +51,7 @@ struct Behaviour {
     is_deaf: bool,
     /// `--crash`: it exits before reading anything.
     crashes: bool,
-    /// `--stubborn`: it ignores the end of its stdin and SIGTERM.
+    /// `--stubborn`: it ignores SIGTERM and the end of its stdin.
     is_stubborn: bool,
 }
 
@@ -59,7 +59,7 @@ struct Behaviour {
 struct Server {
     behaviour: Behaviour,
     stdout: Mutex<io::Stdout>,
-    /// The calls that can be cancelled, by the text of their ids.
+    /// The cancellable calls, by the text of their ids.
     calls: Mutex<HashMap<String, mpsc::Sender<()>>>,
     /// The server's pending requests to the client, by the text of their ids.
     questions: Mutex<HashMap<String, mpsc::Sender<String>>>,
@@ -304,7 +304,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while, but stops without an answer if cancelled, unless it ignores cancels.
+    /// Works for a while. If cancelled, stops without an answer, unless it ignores cancellation.
     ///
     /// Reports progress if the call has a progress token.
     fn work(&self, call: &Call) -> io::Result<()> {
@@ -382,7 +382,7 @@ impl Server {
     /// Logs a line: time in milliseconds, process id, event, and the call's label.
     ///
     /// Does nothing without `--notes`.
-    fn log(&self, what: &str, label: &str) {
+    fn log(&self, event: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;
         };
@@ -390,7 +390,7 @@ impl Server {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let line = format!(
-            "{} {} {what} {label}\n",
+            "{} {} {event} {label}\n",
             now.as_millis(),
             std::process::id()
         );
