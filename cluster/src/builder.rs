@@ -274,7 +274,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// - A directory URL cannot be used, for example because it requires a feature that is not enabled.
+    /// - A directory URL cannot be used, for example because it requires a disabled feature.
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory is reachable but is a Redis Cluster.
     /// - The advertised address is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.

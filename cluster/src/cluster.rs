@@ -188,7 +188,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes all peer connections at once.
+    /// Dropping the future closes all peer connections immediately.
     pub async fn serve_peers<S>(&self, listener: TcpListener, app: S)
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
@@ -222,7 +222,8 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the membership at once, without waiting for calls in flight. The other instances then claim the sessions.
+    /// Dropping the future ends the membership immediately, without waiting for calls in flight. The other instances then claim the
+    /// sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,6 +1,6 @@
 //! An application's outermost layer, which relays requests to their sessions' owners.
 //!
-//! For a request that is served here, routing takes only one pass over its head and one in-memory lookup. For any other request it may also
+//! For a request served here, routing takes only one pass over its head and one in-memory lookup. For any other request it may also
 //! allocate, since sending the request to another machine costs far more anyway.
 
 use std::{

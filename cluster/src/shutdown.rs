@@ -288,7 +288,7 @@ impl ShutdownGuard<'_> {
 
     /// Waits until each open session has been idle, and then until no POST is being relayed.
     ///
-    /// Finally closes the gates of the sessions that are still idle.
+    /// Finally, closes the gates of the sessions still idle.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;

@@ -64,7 +64,7 @@ pub(super) struct AnswerQueue {
     waiting: BTreeSet<u64>,
     /// Reserved places, and the places in `answers` whose answers have yet to be written.
     unwritten: BTreeSet<u64>,
-    /// Each key's place. A key keeps its place while an operation on it is in flight or it is in `removals`.
+    /// Each key's place. A key keeps its place while an operation on it is in flight, or while it is in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, SessionAnswers>,
     /// The total size of `answers`.

@@ -118,7 +118,7 @@ impl OwnerCache {
         lookup.await.map(Found::from)
     }
 
-    /// Caches a session's current owner, unless that is this instance.
+    /// Caches a session's current owner, unless it is this instance.
     ///
     /// Any pending lookup for the session will then no longer cache its result.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {

@@ -77,7 +77,7 @@ impl RestoreAttempts {
         self.step(session, false)
     }
 
-    /// Begins a step of an attempt that has already been counted.
+    /// Begins a step of an already counted attempt.
     pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, true)
     }

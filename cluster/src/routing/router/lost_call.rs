@@ -16,7 +16,7 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// How long after a claim a former owner that kept its lease may still be running calls.
+/// How long a former owner that kept its lease may go on running calls after a claim.
 ///
 /// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner without
 /// a lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
