@@ -116,9 +116,9 @@ impl OrphanWait {
         remaining.max(elapsed.and_then(|elapsed| self.remaining_for_client(elapsed)))
     }
 
-    /// Returns how long to wait for an instance's next heartbeat, or `None` if its last suffices.
+    /// Returns how long to wait for a recent enough heartbeat, or `None` if the latest suffices.
     ///
-    /// The last heartbeat suffices if it is recent enough to report every turned-away client that arrived before the grace period ended.
+    /// It must be recent enough to report every turned-away client that arrived before the grace period ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.elapsed.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;

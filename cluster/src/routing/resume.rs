@@ -103,7 +103,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is an event stream, which means the resume was accepted.
+/// Returns `true` if a response is an event stream, as it is for an accepted resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
