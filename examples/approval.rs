@@ -146,7 +146,7 @@ async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
 
 fn answer(question: Question) -> Result<(), Failure> {
     let sent = question.reply.send("approved");
-    Ok(sent.map_err(|_| "the tool no longer waits for the answer")?)
+    Ok(sent.map_err(|_| "the tool is no longer waiting for the answer")?)
 }
 
 fn expect(response: &str, text: &str) -> Result<(), Failure> {

@@ -4,7 +4,7 @@
 //! cargo run --example axum_server -- --grace immediate
 //! ```
 //!
-//! `examples/README.md` has the curl commands. `RUST_LOG` sets the log filter: `mcp_cancel_on_disconnect=trace` logs
+//! The curl commands are in `examples/README.md`. `RUST_LOG` sets the log filter: `mcp_cancel_on_disconnect=trace` logs
 //! everything that the layer does.
 
 use std::{

@@ -5,8 +5,8 @@
 //! cargo run --example child_process
 //! ```
 //!
-//! Such a tool needs a [`ProcessGroup`], whose destructor kills the whole process tree, and `AbortOnCancel`, which
-//! causes the destructor to be run.
+//! This kind of tool needs a [`ProcessGroup`], whose destructor kills the entire process tree, and `AbortOnCancel`,
+//! which causes the destructor to run.
 
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
@@ -63,7 +63,7 @@ mod unix {
     /// Timeout for this example, which takes far less. The command would take far longer.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Starts a tree of processes, two of which sleep, one of them in a shell of its own.
+    /// Starts a process tree with two sleeping processes, one of them in a shell of its own.
     const COMMAND: &str = "echo started; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
     /// A process and all of its descendants, which are killed on drop.
@@ -72,7 +72,7 @@ mod unix {
         id: Option<Pid>,
     }
 
-    /// Runs commands. Their output is a pipe that stays open until all of their processes have ended.
+    /// Runs commands. Their output is a pipe that stays open until all of their processes have exited.
     #[derive(Clone)]
     struct Shell {
         output: Arc<PipeWriter>,
@@ -116,18 +116,18 @@ mod unix {
         let client = raw::call(addr, "run", json!({ "command": COMMAND })).await?;
         let mut started = [0; 8];
         timeout(LIMIT, output.read_exact(&mut started)).await??;
-        println!("the command runs; the client hangs up");
+        println!("the command is running; the client hangs up");
         let hung_up = Instant::now();
         client.hang_up();
 
-        // The server holds an end of the pipe, too, so it has to end first.
+        // The server has one end of the pipe open, too, so it has to stop first.
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
-        ended.map_err(|_| "A process still holds the pipe!")??;
+        ended.map_err(|_| "A process still has the pipe open!")??;
         if rest.is_empty() {
             println!(
-                "all its processes had ended after {:.1?}",
+                "all of its processes had exited after {:.1?}",
                 hung_up.elapsed()
             );
             Ok(())
@@ -169,7 +169,7 @@ mod unix {
     impl Drop for ProcessGroup {
         fn drop(&mut self) {
             if let Some(id) = self.id.take() {
-                // Fails if the group has just ended. tokio reaps the leader.
+                // Fails if the group has just exited. tokio reaps the leader.
                 let _ = kill_process_group(id, Signal::KILL);
             }
         }

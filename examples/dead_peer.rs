@@ -1,4 +1,4 @@
-//! A server that notices when a client's network is dead, served in one of two ways.
+//! A server that detects dead client connections, served in one of two ways.
 //!
 //! ```sh
 //! cargo run --example dead_peer --features axum,socket
@@ -7,7 +7,7 @@
 //!
 //! Both set [`DeadPeer`]'s socket options and watch their connections. The first uses `axum::serve` and sets the
 //! options on the listening socket. The second is an accept loop around hyper-util that sets them on every accepted
-//! socket. You need such a loop for HTTP/2 pings.
+//! socket. HTTP/2 pings require this kind of loop.
 //!
 //! To try it, call the tool `wait`. `examples/README.md` lists curl commands. This server has no sessions, so it needs
 //! no `initialize`. Once the call has started, drop the client's packets with
@@ -123,7 +123,7 @@ impl Waiter {
     #[tool(description = "Waits until it is cancelled")]
     async fn wait(&self, context: RequestContext<RoleServer>) -> String {
         let started = Instant::now();
-        info!("wait starts");
+        info!("wait started");
         context.ct.cancelled().await;
         info!("wait was cancelled after {:?}", started.elapsed());
         "waited".to_owned()

@@ -81,7 +81,7 @@ async fn main() -> Result<ExitCode, Failure> {
     let client = raw::call(front, "work", json!({})).await?;
     for _ in 0..3 {
         if let Event::Started(name) = next_event(&mut received).await? {
-            println!("{name} works");
+            println!("{name} is working");
         }
     }
     println!("the client hangs up");
@@ -121,7 +121,7 @@ async fn next_event(received: &mut UnboundedReceiver<Event>) -> Result<Event, Fa
 /// reason.
 ///
 /// (Inside `AbortOnCancel`, `Peer::call_tool` works as well, because rmcp cancels the request when the call's future is
-/// dropped. However, it does so only after the time that `AbortOnCancel` gives a handler to end on its own.)
+/// dropped. However, it does so only after the time that `AbortOnCancel` gives a handler to finish on its own.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,
@@ -146,7 +146,7 @@ async fn call_downstream(
 }
 
 fn internal_error(error: ServiceError) -> ErrorData {
-    ErrorData::internal_error(format!("the server behind this one: {error}"), None)
+    ErrorData::internal_error(format!("the downstream server failed: {error}"), None)
 }
 
 // === impl Server ===

@@ -44,7 +44,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Part of a response: the head, and the first of the body's ten bytes.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
-/// Something that has happened at the tool or at the slow server.
+/// An event in the tool or in the slow server.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     /// The slow server has received a request, and has sent its part of a response.
@@ -78,7 +78,7 @@ async fn run() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
     let addr = serve(Fetcher::new(events.clone()), &mut servers).await?;
 
-    for (sent, state) in [("", "nothing"), (HEAD, "a part of the body")] {
+    for (sent, state) in [("", "nothing"), (HEAD, "part of the body")] {
         let slow = slow_server(sent, events.clone(), &mut servers).await?;
         let url = format!("http://{slow}/");
         let client = raw::call(addr, "fetch", json!({ "url": url })).await?;
@@ -120,7 +120,7 @@ async fn serve(fetcher: Fetcher, servers: &mut JoinSet<()>) -> io::Result<Socket
     serve::serve(app, servers).await
 }
 
-/// Starts a server that sends part of a response, and then waits for its connection to end.
+/// Starts a server that sends part of a response and then waits for its connection to close.
 async fn slow_server(
     sent: &'static str,
     events: UnboundedSender<Event>,

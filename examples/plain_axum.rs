@@ -1,4 +1,4 @@
-//! Uses the layer on routes without MCP. A handler passes its `CallToken` to a task that it spawns, and registers a
+//! Uses the layer on routes without MCP. A handler passes its `CallToken` to a task it spawns, and registers a
 //! clean-up.
 //!
 //! ```sh
@@ -75,7 +75,7 @@ async fn run() -> Result<(), Failure> {
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
     let book = book.read_to_end().await?;
     if !book.ends_with("3 pages") {
-        return Err(format!("not a book: {book:?}").into());
+        return Err(format!("unexpected response: {book:?}").into());
     }
     println!("and gets it");
 

@@ -1,20 +1,20 @@
-//! Stores answers for clients that had disconnected when their calls ended.
+//! Stores answers for clients that were disconnected when their calls ended.
 //!
 //! The answers are stored in the directory, where they outlive this instance.
 //!
 //! 1. When one of a call's streams ends without the answer, the call is marked pending until its client resumes. If the call ends first,
-//!    its answer is stored in the form in which a client that resumes that stream would receive it.
+//!    its answer is stored in the form that a client resuming that stream would receive.
 //! 2. Once a call has been marked pending, it is looked up again, because it may have ended in the meantime. Only one thread can take an
 //!    ended call, and that thread stores its answer.
-//! 3. A stream may also end late, after its client has already resumed on another one. It still marks the call pending, so an answer is
-//!    stored that no client needs. If a stream is dropped after the answer but before its end has been polled, the client might not have
-//!    read the answer, so that is stored too. Once the client's connection has taken an answer, only an instance that is shutting down
-//!    stores it, because its memory is about to be lost.
-//! 4. Request ids are reused, so an answer is stored under its session's generation and its call's number instead.
+//! 3. A stream may also end late, after its client has already resumed on another one. The call is marked pending all the same, so an
+//!    answer is stored that no client needs. If a stream is dropped after sending the answer but before its end has been polled, the client
+//!    might not have read the answer, so it is stored too. Once the client's connection has taken an answer, only an instance that is
+//!    shutting down stores it, because its memory is about to be lost.
+//! 4. Because request ids are reused, an answer is stored under its session's generation and its call's number instead.
 //! 5. At most [`MAX_PENDING`] calls can be pending, which is the library's default limit for calls without a client. The answers to any
-//!    further calls are held only in this instance's memory.
+//!    further calls exist only in this instance's memory.
 //! 6. The answer to an ended call is put in the [`queue`] and stays there even after its session has closed. From there, the [`writer`]
-//!    writes it to the directory, and writes it again if the directory has lost data.
+//!    writes it to the directory, and rewrites it if the directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -63,19 +63,17 @@ pub(crate) struct DetachedCall {
     pub(crate) generation: Incarnation,
     /// The plain id of the last event on its stream from which a client can resume.
     pub(crate) event: String,
-    /// The session manager, which holds the answer once the call has ended.
+    /// The session manager, which retains the answer once the call has ended.
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
 /// Provides the answers to ended calls. Implemented by the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// Returns the answer for a client that resumes from `event`.
-    ///
-    /// Returns `None` if the session manager does not have it.
+    /// Returns the answer for a client resuming from `event`, or `None` if it is not available.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
-/// The calls whose clients have disconnected, and the answers to those that have ended.
+/// Calls whose clients have disconnected, and the answers to those that have ended.
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
     pending: Mutex<HashMap<CallId, DetachedCall>>,
@@ -83,7 +81,7 @@ pub(crate) struct Answers {
     calls: Mutex<Vec<Calls>>,
     /// Number of pending calls. While it is zero, ending a call takes no lock.
     pending_count: AtomicUsize,
-    /// The number that the next call will get.
+    /// The next call's number.
     next: AtomicU64,
     /// Whether to store even answers that clients have read. Set once the instance is shutting down.
     retains_all: AtomicBool,
@@ -162,7 +160,7 @@ impl Answers {
         self.writer.clone().run()
     }
 
-    /// Writes all answers again. Called when the directory may have lost some of them.
+    /// Rewrites all answers. Called when the directory may have lost some of them.
     pub(crate) fn write_again(&self) {
         self.writer.write_again();
     }
@@ -190,14 +188,15 @@ impl Answers {
         }
     }
 
-    /// Adds a layer's calls, to check whether a call is still in flight.
+    /// Adds a layer's calls, which are used to check whether a call is still in flight.
     pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
     /// Called when a call's stream has ended and its client might not have read the answer.
     ///
-    /// Marks the call pending if it is still in flight. If it has already ended, or cannot be marked pending, its answer is queued instead.
+    /// Marks the call pending if it is still in flight. If the call has already ended or cannot be marked pending, its answer is queued
+    /// instead.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -212,7 +211,7 @@ impl Answers {
 
     /// Queues the answers to pending calls whose end has not been reported yet.
     ///
-    /// Calls that are still in flight stay pending.
+    /// Calls still in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -234,7 +233,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed. A call still in flight stops being pending.
+    /// Called when a call's client has resumed. A call still in flight is then no longer pending.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -270,7 +269,7 @@ impl Answers {
         }
     }
 
-    /// From now on, stores every answer, even if its client has read it.
+    /// Starts storing every answer, even if its client has read it.
     pub(crate) fn retain_all(&self) {
         self.retains_all.store(true, Ordering::Release);
     }
@@ -288,7 +287,7 @@ impl Answers {
         self.writer.flush(deadline).await
     }
 
-    /// Marks a call pending. Returns the call that was displaced or rejected, if any.
+    /// Marks a call pending, and returns the displaced or rejected call, if any.
     ///
     /// If another pending call has the same id, the one with the higher number stays pending, because that is the one in flight. If there
     /// is no room, the new call is rejected.
@@ -348,7 +347,7 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Queues the answer to a call that has ended.
+/// Queues the answer to an ended call.
 ///
 /// Frees the place if the session manager does not have the answer.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {

@@ -36,7 +36,7 @@ enum Backend {
     Redis(RedisAddress),
 }
 
-/// The error returned if an instance cannot join a cluster.
+/// The error returned when an instance cannot join a cluster.
 #[derive(Debug)]
 pub struct ConnectError {
     kind: ConnectErrorKind,
@@ -96,10 +96,10 @@ impl ClusterBuilder {
     ///
     /// Each URL looks like `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the port is
     /// ignored. The user and password for the primary are taken from the directory's URL, and those for all Sentinels from the first
-    /// Sentinel's URL. When a heartbeat is refused or goes unanswered, the instance asks the Sentinels for the primary. It also asks one of
-    /// them every second whether the primary is still the same.
+    /// Sentinel's URL. When a heartbeat is refused or goes unanswered, the instance asks the Sentinels for the primary. It also checks with
+    /// one of them every second that the primary has not changed.
     ///
-    /// This has no effect on a directory in memory.
+    /// This has no effect on an in-memory directory.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -123,9 +123,9 @@ impl ClusterBuilder {
     /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
     /// By default, the system's certificate authorities are trusted. The setting applies to `rediss://` URLs, including those of Sentinels.
-    /// The certificate must be valid for the host in the URL or, with Sentinels, for the primary's address as the Sentinels report it.
+    /// The certificate must be valid for the host in the URL or, with Sentinels, for the primary's address as reported by the Sentinels.
     ///
-    /// This has no effect on a directory in memory.
+    /// This has no effect on an in-memory directory.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -153,7 +153,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets a secret that all instances share.
+    /// Sets the secret shared by all instances.
     ///
     /// Without a secret, any client whose address [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
     /// unencrypted, just like the relayed requests. To change it, use rolling restarts with [`also_accept`](Self::also_accept).
@@ -174,7 +174,7 @@ impl ClusterBuilder {
     /// | third | the new one | |
     ///
     /// You cannot introduce a first secret this way: until all instances have it, some relayed requests are refused, and their clients get
-    /// 503.
+    /// a 503.
     ///
     /// ```
     /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
@@ -211,7 +211,7 @@ impl ClusterBuilder {
     /// for member in [first.clone(), second.clone()] {
     ///     assert!(accepts(member.clone(), "old").await? && accepts(member, "new").await?);
     /// }
-    /// // Without the first restart, instances that have not been restarted yet would refuse the others.
+    /// // Without the first restart, instances not yet restarted would refuse the others.
     /// assert!(!accepts(before, "new").await?);
     /// // After the third restart, the old secret is refused.
     /// assert!(accepts(third.clone(), "new").await? && !accepts(third, "old").await?);
@@ -223,19 +223,19 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets which addresses peers may connect from, and which they may advertise.
+    /// Sets which addresses peers may connect from and advertise.
     ///
-    /// By default, these are the addresses of private networks (RFC 1918, RFC 4193) and of this machine.
+    /// By default, private addresses (RFC 1918, RFC 4193) and loopback addresses are admitted.
     pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         self.filter = PeersFilter::new(admits);
         self
     }
 
-    /// Sets the longest time a client may wait before it retries after a 503.
+    /// Sets the longest time a client may wait before retrying after a 503.
     ///
-    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because it might be that client's
-    /// call. The default is 40 s, which is longer than the official SDKs wait. A call with an even longer grace period waits that long
-    /// instead, because after a 503 a client may also wait for the server's `retry` delay.
+    /// As long as any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might be
+    /// that client's. The default is 40 s, which is longer than the official SDKs wait. A call whose grace period is even longer waits for
+    /// that long instead, because after a 503 a client may also wait for the server's `retry` delay.
     ///
     /// ```
     /// use std::time::Duration;
@@ -251,10 +251,10 @@ impl ClusterBuilder {
 
     /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
-    /// The lease may have lapsed once the directory has not answered for 5.5 s. By default, such requests are still served. But another
-    /// instance that can reach the directory may claim one of the sessions in the meantime, and then both instances serve it until the
-    /// directory answers again. With this option, the requests get 503 with `Retry-After` instead. Calls that have already started keep
-    /// running.
+    /// The lease may have lapsed once the directory has not responded for 5.5 s. By default, these requests are still served. However,
+    /// another instance that can reach the directory may claim one of the sessions in the meantime, in which case both instances serve it
+    /// until the directory responds again. With this option, the requests get a 503 with `Retry-After` instead. Calls already in flight
+    /// keep running.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
@@ -270,15 +270,15 @@ impl ClusterBuilder {
     /// Joins the cluster.
     ///
     /// The directory does not have to be reachable yet. Until it is, no session can be opened, and requests for other instances' sessions
-    /// get 503.
+    /// get a 503.
     ///
     /// # Errors
     ///
-    /// - A directory URL cannot be used, for example because it requires a feature that is not enabled.
+    /// - A directory URL cannot be used, for example because it requires a disabled feature.
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
-    /// - The directory answers but is a Redis Cluster.
-    /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
+    /// - The directory is reachable but is a Redis Cluster.
+    /// - The advertised address is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
+    /// - A secret is empty, has leading or trailing whitespace, or contains characters not allowed in a header field.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -372,7 +372,7 @@ impl fmt::Display for ConnectError {
                 "`peers_filter` does not admit the advertised address {ip}"
             ),
             ConnectErrorKind::Secret => {
-                f.write_str("a secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field")
+                f.write_str("a secret is empty, has leading or trailing whitespace, or contains characters not allowed in a header field")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! An instance's membership in a cluster, and how it is set up.
+//! An instance's membership in a cluster, and its setup.
 
 use std::{
     fmt, io,
@@ -54,7 +54,7 @@ use crate::{
 
 /// An instance's membership in a cluster. All clones share the same membership.
 ///
-/// Several services can share one membership, but one service cannot find another's open sessions. After an instance has died, each of its
+/// Several services can share one membership, but one service cannot find another's open sessions. After an instance dies, each of its
 /// sessions is restored by the first service that receives a request for it.
 ///
 /// ```no_run
@@ -84,9 +84,9 @@ struct Shared {
     answers: Arc<Answers>,
     session_closers: SessionClosers,
     closer_task: JoinHandle<()>,
-    /// Writes answers, even after the instance has left.
+    /// The task that writes answers, even after the instance has left.
     writer_task: JoinHandle<()>,
-    /// `None` once [`Cluster::leave`] is waiting for it to end.
+    /// The heartbeat task, or `None` once [`Cluster::leave`] is waiting for it to end.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -188,7 +188,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes all peer connections at once.
+    /// Dropping the future closes all peer connections immediately.
     pub async fn serve_peers<S>(&self, listener: TcpListener, app: S)
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
@@ -202,15 +202,15 @@ impl Cluster {
         server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
-    /// Leaves the cluster without losing any call that ends before `limit` has passed.
+    /// Leaves the cluster without losing any call that ends within `limit`.
     ///
     /// Returns the number of calls that had to be cancelled.
     ///
     /// Remove the instance from the load balancer first, and call this when the public listener closes.
     ///
-    /// Calls in flight, including those that this instance relays, continue to run, and can still be resumed, cancelled and answered. A new
-    /// call relayed by another instance waits until no call in its session is in flight, and then the other instance claims the session.
-    /// After `limit`, the calls on the [protected](Self::protect) layers are cancelled as in a
+    /// Calls in flight, including those this instance is relaying, keep running and can still be resumed, cancelled and answered. A new
+    /// call relayed by another instance waits until its session has no calls in flight, at which point the other instance claims the
+    /// session. After `limit`, the calls on the [protected](Self::protect) layers are cancelled as in a
     /// [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes all event streams. Finally the peer listener closes, and
     /// [`serve_peers`](Self::serve_peers) returns.
     ///
@@ -222,7 +222,8 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the membership at once, without waiting for calls in flight. The other instances then claim the sessions.
+    /// Dropping the future ends the membership immediately, without waiting for calls in flight. The other instances then claim the
+    /// sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -311,7 +312,8 @@ impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
         let sessions = &self.shared.router.sessions;
-        // The calling service does not have the session. If another service on this instance does, the session must not be restored again.
+        // The calling service does not have the session. If another service on this instance does, the session must not be restored a
+        // second time.
         let load = sessions.restore_attempts.begin_load(session);
         let is_open = self.shared.session_closers.has_session(session_id).await;
         load.complete();
@@ -322,7 +324,7 @@ impl SessionStore for Cluster {
         // claim it.
         let is_deleted = sessions.is_deleted(session);
         if !is_deleted && !may_restore() && !has_no_session() {
-            return Err(io::Error::other("the session is not claimed").into());
+            return Err(io::Error::other("the session has not been claimed").into());
         }
         self.shared.store.load(session_id).await
     }
@@ -332,7 +334,7 @@ impl SessionStore for Cluster {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        // Do not write tombstones for ids that clients have made up.
+        // Do not write tombstones for ids made up by clients.
         if has_no_session() {
             return Ok(());
         }
@@ -343,7 +345,7 @@ impl SessionStore for Cluster {
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
-            .field("me", &self.shared.router.this_instance)
+            .field("this_instance", &self.shared.router.this_instance)
             .finish_non_exhaustive()
     }
 }
@@ -401,13 +403,20 @@ impl Default for Options {
 
 /// Creates an instance that uses the given directory.
 pub(crate) fn join(
-    me: Owner,
+    this_instance: Owner,
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
     options: Options,
 ) -> Cluster {
-    join_over(Network::Tcp, me, directory, filter, secret, options)
+    join_over(
+        Network::Tcp,
+        this_instance,
+        directory,
+        filter,
+        secret,
+        options,
+    )
 }
 
 /// Like [`join`], but on the given network.
@@ -417,7 +426,7 @@ pub(crate) fn join(
 )]
 pub(crate) fn join_over(
     network: Network,
-    me: Owner,
+    this_instance: Owner,
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
@@ -425,12 +434,12 @@ pub(crate) fn join_over(
 ) -> Cluster {
     metrics::describe();
     let directory = Limited::new(directory);
-    let (sessions, relinquished) = Sessions::new(me.incarnation);
+    let (sessions, relinquished) = Sessions::new(this_instance.incarnation);
     let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (pending_restores, answers) = (PendingRestores::default(), Answers::new(directory.clone()));
     let heartbeat = Heartbeat::new(
-        me,
+        this_instance,
         directory.clone(),
         sessions.clone(),
         turned_away.clone(),
@@ -438,8 +447,8 @@ pub(crate) fn join_over(
         options.requires_lease,
     );
     let router = Arc::new(Router {
-        this_instance: me,
-        owners: OwnerCache::new(me.incarnation, directory.clone()),
+        this_instance,
+        owners: OwnerCache::new(this_instance.incarnation, directory.clone()),
         relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,
         heartbeat: heartbeat.clone(),
@@ -449,10 +458,10 @@ pub(crate) fn join_over(
         former_owners: FormerOwners::default(),
         waiting_calls: WaitingCalls::default(),
         confirmation_permits: Semaphore::new(MAX_CONFIRMATIONS),
-        generations: Arc::new(Generations::new(me.incarnation)),
+        generations: Arc::new(Generations::new(this_instance.incarnation)),
         directory: directory.clone(),
     });
-    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance is joining the cluster");
+    info!(target: "mcp_cancel_cluster", address = %this_instance.address, incarnation = %this_instance.incarnation, "this instance is joining the cluster");
     Cluster {
         shared: Arc::new(Shared {
             router,
@@ -461,7 +470,7 @@ pub(crate) fn join_over(
             answers,
             closer_task: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
             session_closers,
-            store: ClusterStore::new(me.incarnation, directory, sessions),
+            store: ClusterStore::new(this_instance.incarnation, directory, sessions),
             heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }

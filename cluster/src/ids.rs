@@ -37,7 +37,7 @@ const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// Identifies one start of an instance, or one restore of a session.
+/// Identifies one run of an instance, or one restore of a session.
 ///
 /// This is a random number. Its text form is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,11 +55,11 @@ pub(crate) struct CallNumber(u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
-    /// The request id, as JSON text. `None` if it is too long.
+    /// The request id as JSON text, or `None` if it is too long.
     pub(crate) request: Option<String>,
 }
 
-/// An event's id as clients see it.
+/// An event id as seen by clients.
 ///
 /// The text form is `<plain>~<incarnation>~<call number>~<request id>`. The request id is JSON text (so that `7` and `"7"` differ),
 /// percent-encoded, and is omitted if it would be too long. If the event does not belong to a call, both the number and the request id are
@@ -73,7 +73,7 @@ pub(crate) struct ClusterEventId<'a> {
     pub(crate) call: Option<NamedCall>,
 }
 
-/// The error for text that is not an identifier of the expected kind.
+/// The error for text that is not a valid identifier of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParseIdError;
 
@@ -85,7 +85,7 @@ impl Incarnation {
         Self(random())
     }
 
-    /// Returns the same text as `Display`, but at a much lower cost.
+    /// Returns the same text as `Display`, but much more cheaply.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|index| {
             let digit = (self.0 >> (60 - 4 * index)) as usize & 0xf;
@@ -114,7 +114,7 @@ impl FromStr for Incarnation {
     }
 }
 
-/// Returns 64 random bits, which differ between forked processes.
+/// Returns 64 random bits that differ between forked processes.
 fn random() -> u64 {
     // Std's `RandomState` is only a fallback, because a forked process inherits its keys.
     getrandom::u64().unwrap_or_else(|_unavailable| {
@@ -143,7 +143,7 @@ impl SessionHash {
         Self(hash(session_id))
     }
 
-    /// Returns a number from 0 to 255 that is evenly distributed across sessions.
+    /// Returns a number from 0 to 255, evenly distributed across sessions.
     pub(crate) fn spread(self) -> usize {
         let [first, ..] = self.0;
         first.into()
@@ -260,7 +260,7 @@ impl<'a> ClusterEventId<'a> {
     }
 }
 
-/// Appends the same text as `Display` would, but at a much lower cost.
+/// Appends the text that `Display` would write, but much more cheaply.
 fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; MAX_DIGITS];
     let mut unused = MAX_DIGITS;

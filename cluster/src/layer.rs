@@ -1,7 +1,7 @@
-//! The outermost layer of an application, which relays requests to their sessions' owners.
+//! An application's outermost layer, which relays requests to their sessions' owners.
 //!
-//! Deciding to serve a request here takes one pass over its head and one lookup in memory. Other requests may also allocate, since sending
-//! them to another machine costs far more anyway.
+//! For a request served here, routing takes only one pass over its head and one in-memory lookup. For any other request it may also
+//! allocate, since sending the request to another machine costs far more anyway.
 
 use std::{
     fmt, mem,
@@ -57,10 +57,10 @@ pub struct ClusterLayer {
     router: Arc<Router>,
 }
 
-/// The service of a [`ClusterLayer`].
+/// The service created by [`ClusterLayer`].
 ///
-/// It is ready even while the inner service is not, because requests served by another instance do not need the inner service. A request
-/// that does need it waits for it in its future. If the inner service's `poll_ready` fails, its error is returned.
+/// It is ready even while the inner service is not, because requests served by another instance do not need it. Any other request waits for
+/// the inner service in its response future. An error from the inner service's `poll_ready` is passed through unchanged.
 pub struct ClusterService<S> {
     inner: S,
     is_ready: bool,
@@ -68,7 +68,7 @@ pub struct ClusterService<S> {
 }
 
 pin_project! {
-    /// The response future of a [`ClusterService`].
+    /// The response future returned by [`ClusterService`].
     pub struct ClusterFuture<F, E> {
         #[pin]
         kind: Kind<F, E>,
@@ -117,9 +117,7 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Takes the inner service that `poll_ready` has polled.
-    ///
-    /// A clone replaces it for the next request.
+    /// Takes the inner service that `poll_ready` polled, leaving a clone for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
@@ -132,7 +130,7 @@ impl<S: Clone> ClusterService<S> {
         self.take_ready().clone()
     }
 
-    /// Serves a request here, after waiting for the inner service if it is not ready.
+    /// Serves a request here, first waiting for the inner service if it is not ready.
     fn serve(
         &mut self,
         request: Request<Body>,

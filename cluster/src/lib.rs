@@ -1,10 +1,10 @@
 //! Runs several instances of one MCP server behind a load balancer without sticky sessions.
 //!
-//! A client can reach its session through any instance. If a client has disconnected and has not resumed within the grace period, its call
-//! is cancelled only once there is proof that the client cannot have resumed on another instance.
+//! A client can reach its session through any instance. If a client disconnects and does not resume within the grace period, its call is
+//! cancelled only once the client provably cannot have resumed on another instance.
 //!
 //! Each session is open on one instance, its owner, and the other instances relay its requests there over plain HTTP. That way, a resume, a
-//! cancellation or an answer to one of the server's own requests reaches the instance that is running the call, on which
+//! cancellation or an answer to one of the server's own requests reaches the instance running the call, where
 //! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey is used only as the directory,
 //! which stores each session's owner, the data needed to restore the session, and the answers to calls that ended while their clients were
 //! disconnected.

@@ -1,11 +1,11 @@
-//! Wraps the session manager that tracks calls, in order to tag event ids with their origin.
+//! Wraps the call-tracking session manager to tag event ids with their origin.
 //!
 //! 1. An event id is sent as `<plain>~<session generation>~<call number>~<request id>`. The number and the request id are omitted if the
 //!    event does not belong to a call. When a client resumes, the layer rewrites the id to `<plain>` before any inner service reads it. The
 //!    tag keeps two instances from using the same id for different events, and a reused request id from referring to two calls.
 //! 2. Apart from its id, an event is passed through unchanged.
 //! 3. If it is undecided whether a call's session is still local, the call waits. If there is still no decision after
-//!    [`UNDECIDED_TIMEOUT`], the call gets an error and is not started.
+//!    [`UNDECIDED_TIMEOUT`], the call gets an error instead of being started.
 
 use std::{
     fmt, mem,
@@ -64,17 +64,17 @@ pub struct ClusterSessionManager<M> {
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     waiting_calls: WaitingCalls,
-    /// Whether the manager's service has been checked for a session store. A missing one is logged only once.
+    /// Whether the manager's service has been checked for a session store. A missing store is logged only once.
     is_store_checked: AtomicBool,
 }
 
-/// What a session manager's streams share in order to store answers.
+/// State shared by a session manager's streams for storing answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
 }
 
-/// Closes sessions at their session manager.
+/// Closes sessions through their session manager.
 #[async_trait]
 pub(crate) trait CloseSession: Send + Sync {
     /// Returns `true` if the manager has the session.
@@ -86,7 +86,7 @@ pub(crate) trait CloseSession: Send + Sync {
 
 /// How long a call waits for the decision on whether its session is still local.
 ///
-/// As long as the directory answers, the decision takes less time.
+/// As long as the directory responds, the decision takes less time than this.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
@@ -106,7 +106,7 @@ struct TrackedStream {
     call: Option<Call>,
     /// The suffix of the stream's event ids.
     event_suffix: String,
-    /// The plain id of the last event before the answer. If it is empty, the client cannot resume.
+    /// The plain id of the last event before the answer. While it is empty, the client cannot resume.
     event: String,
     is_answered: bool,
     has_ended: bool,
@@ -119,7 +119,7 @@ struct TrackedStream {
 impl<M: SessionManager> ClusterSessionManager<M> {
     /// Wraps a session manager and registers its sessions with `sessions`.
     ///
-    /// Also returns the handle for closing sessions that have been relinquished.
+    /// Also returns the handle for closing relinquished sessions.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
@@ -161,9 +161,9 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         )
     }
 
-    /// On the first call in a local session, checks whether its service has a session store.
+    /// Checks, on the first call in a local session, whether its service has a session store.
     ///
-    /// Logs a warning if it has none. If there were a store, it would already have received the session's parameters.
+    /// Logs a warning if it has none. A store would already have received the session's parameters by now.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
@@ -174,7 +174,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         }
     }
 
-    /// Tags a stream's event ids. `event` is the plain id of the last event its client has received, or empty.
+    /// Tags a stream's event ids. `event` is the plain id of the last event its client has received, or empty if there is none.
     fn tag<S>(
         &self,
         events: S,
@@ -215,7 +215,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
         let replay = self.sessions.begin_replay(id);
         let initialize = self.inner.initialize_session(id, message);
-        // Not written as an async block, because that would store this future twice.
+        // Not an async block, because that would store the inner future twice.
         initialize.inspect(move |initialized| {
             if let Some(replay) = replay {
                 replay.complete();
@@ -273,7 +273,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
-                // Enter again, because a session that has been closed and restored in the meantime has a new gate.
+                // Re-enter, because a session closed and restored in the meantime has a new gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;
@@ -405,7 +405,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// Replaces an event's plain id with the tagged one. Records whether the event is the answer.
+    /// Tags an event's id, and records whether the event is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered_by(message);

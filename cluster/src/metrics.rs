@@ -5,10 +5,10 @@
 //! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are being answered and all local sessions have been written, otherwise 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | owner lookups, including cached ones |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | how many times cancelling an orphaned call was postponed because its client might have resumed elsewhere |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | attempts to claim a session that was requested here, after its owner had relinquished it or lost its lease |
+//! | `mcp_calls_postponed_total` | counter | | times the cancellation of an orphaned call was postponed because its client might have resumed elsewhere |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | attempts to claim a session requested here, after its owner relinquished it or lost its lease |
 
-/// Describes the metrics to the recorder that is currently installed.
+/// Describes the metrics to the currently installed recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
@@ -36,7 +36,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims on sessions that were relinquished or whose owner has no lease, by outcome"
+            "Claims on sessions that were relinquished or whose owner lost its lease, by outcome"
         );
     }
 }

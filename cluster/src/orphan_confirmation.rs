@@ -1,32 +1,32 @@
 //! Decides whether an orphan may be cancelled, or its client may have resumed elsewhere.
 //!
-//! The instance that runs a call asks this when the call's grace period has ended. Usually the directory confirms that this instance still
-//! owns the session, and no client has been turned away recently, so the call is cancelled. As long as the client may have reached another
-//! instance, the cancellation is postponed, and all checks are repeated after the delay.
+//! The instance running a call makes this decision once the call's grace period has ended. Usually, the directory confirms that this
+//! instance still owns the session, and no client has been turned away recently, so the call is cancelled. As long as the client may have
+//! reached another instance, the cancellation is postponed, and all checks are repeated after the delay.
 //!
-//! The call waits for another grace period if the directory may have lost leases or reports of clients that were turned away:
+//! The call waits for another grace period if the directory may have lost leases or reports of turned-away clients:
 //!
 //! - The directory is not consistent, or loses consistency before the lookup is complete.
 //! - The directory does not contain this instance's lease, so it may also have lost others.
-//! - The backend is in a different run than at the last heartbeat.
+//! - The backend's run id has changed since the last heartbeat.
 //!
 //! The call waits only for as long as necessary in these cases:
 //!
 //! - If the directory has been consistent for less than the grace period or a lease's lifetime, the call waits until it has been consistent
 //!   for both.
-//! - If the lookup has been queued behind those for other orphans for 5 s, or the directory does not answer, the call waits for 1 s.
-//! - If another live instance has sent no heartbeat that was created at least 2.15 s after the grace period ended, the call waits until
-//!   that heartbeat is due.
-//! - If the grace period ended less than 1.15 s ago, the call waits until those 1.15 s are over, because an instance that has no lease yet
-//!   may have turned the client away.
+//! - If the lookup has been queued behind other orphans' lookups for 5 s, or the directory does not answer, the call waits for 1 s.
+//! - If another live instance has yet to send a heartbeat created at least 2.15 s after the grace period ended, the call waits until that
+//!   heartbeat is due.
+//! - If the grace period ended less than 1.15 s ago, the call waits until 1.15 s have passed, because an instance that has yet to obtain a
+//!   lease may have turned the client away.
 //! - If an instance has recently turned a client away, the call waits until that client's backoff is over.
 //!
-//! Otherwise the session's record in the directory decides:
+//! Otherwise, the outcome depends on the session's record in the directory:
 //!
 //! - If the record names this instance as the owner, the call is cancelled.
 //! - If the record is a tombstone, the session has been closed, so the call is cancelled.
 //! - If there is no record, the leases prove that none exists, and the session is not local, the call is cancelled.
-//! - In all other cases, the session is written again, which decides its owner, and the call waits for another grace period.
+//! - In all other cases, the session is rewritten, which settles who owns it, and the call waits for another grace period.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ use crate::{
     routing::router::Router,
 };
 
-/// Maximum delay before a heartbeat reports a client that was turned away: 1.15 s.
+/// Maximum delay before a heartbeat reports a turned-away client: 1.15 s.
 ///
 /// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for up to [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
@@ -57,7 +57,7 @@ const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORT
 /// by up to [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
-/// How long after a heartbeat is due to check for it.
+/// How long to wait after a heartbeat is due before checking for it.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of concurrent lookups for orphans.
@@ -67,11 +67,11 @@ pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
 /// How long a lookup waits for its turn.
 ///
-/// This must be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by a whole grace
+/// This must be shorter than the library's timeout for confirmations, after which the library postpones the cancellation by an entire grace
 /// period.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Delay before a lookup that could not be started or went unanswered is retried.
+/// Delay before retrying a lookup that could not be started or went unanswered.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How long a call has been waiting for its client.
@@ -80,7 +80,7 @@ pub(crate) struct OrphanWait {
     grace: Duration,
     /// Time since the call's last stream ended.
     elapsed: Duration,
-    /// How long a client that was turned away may take to return.
+    /// How long a turned-away client may take to retry.
     backoff: Duration,
 }
 
@@ -116,9 +116,9 @@ impl OrphanWait {
         remaining.max(elapsed.and_then(|elapsed| self.remaining_for_client(elapsed)))
     }
 
-    /// Returns how much longer to wait for an instance's heartbeat, or `None` if it suffices.
+    /// Returns how long to wait for a recent enough heartbeat, or `None` if the latest suffices.
     ///
-    /// The heartbeat must be recent enough to report every client that arrived before the grace period ended and was turned away.
+    /// It must be recent enough to report every turned-away client that arrived before the grace period ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.elapsed.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
@@ -132,7 +132,7 @@ impl OrphanWait {
 
     /// Returns how much longer to wait for instances without a lease, or `None` if not needed.
     ///
-    /// An instance that has no lease yet may have turned a client away without having reported it.
+    /// An instance that has yet to obtain a lease may have turned a client away without reporting it.
     fn remaining_for_new_instances(self) -> Option<Duration> {
         let since_grace = self.elapsed.saturating_sub(self.grace);
         let remaining = UNRECORDED_WINDOW.saturating_sub(since_grace);
@@ -145,7 +145,7 @@ impl OrphanWait {
     fn remaining_for_client(self, elapsed: Duration) -> Option<Duration> {
         // Wait even for a client that was turned away before the call was detached, because the disconnect may have been detected late. The
         // margin covers a client that only the next heartbeat will report. If the grace period is longer than the backoff, for example
-        // because of a long `retry`, the client may take that long to return after a 503.
+        // because of a long `retry`, the client may take that long to retry after a 503.
         let backoff = self
             .backoff
             .max(self.grace)

@@ -42,7 +42,7 @@ impl RateLimitedWarning {
         }
     }
 
-    /// Marks the condition as over. Returns `true` if it has been logged since the previous call.
+    /// Marks the condition as resolved. Returns `true` if it was logged since the previous call.
     pub(crate) fn clear(&self) -> bool {
         mem::take(&mut self.state().is_active)
     }

@@ -1,10 +1,10 @@
-//! Why requests are refused, and the responses to refused requests.
+//! Reasons for refusing a request, and the corresponding responses.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// The `Retry-After` sent with temporary refusals. A session is cached as unowned for the same time.
+/// The `Retry-After` sent with temporary refusals. A session is cached as unowned for the same length of time.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// Error code for an `initialize` that cannot be served: the first code in the server-error range.
@@ -16,17 +16,17 @@ const REQUEST_CANCELLED: i32 = -32800;
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory has not answered, or its contents do not prove anything yet.
+    /// The directory did not answer, or its contents do not prove anything yet.
     Inconsistent,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
     ///
-    /// It moved to this instance or to another one while the request was being served. The client can send the request again.
+    /// It moved to this instance or to another one while the request was being served. The client can resend the request.
     SessionMoved,
     /// The connection to the owner broke before the response arrived.
     ///
-    /// The request may already have started, so this instance must not send it again.
+    /// The request may already have started, so this instance must not resend it.
     ConnectionLost,
     /// The request head has more header fields than peers accept.
     TooManyFields,
@@ -52,7 +52,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error for a call that its client cancelled before it had started.
+/// Returns the JSON-RPC error for a call cancelled by its client before it started.
 pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

@@ -1,4 +1,4 @@
-//! Closes relinquished sessions that are still open here. [`RelinquishedTo`] lists the reasons why a session is relinquished.
+//! Closes relinquished sessions that are still open here. [`RelinquishedTo`] lists the reasons for relinquishing a session.
 
 use std::{
     panic::AssertUnwindSafe,

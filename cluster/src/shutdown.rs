@@ -1,19 +1,19 @@
-//! An instance's shutdown, which transfers its sessions one by one as their calls end.
+//! Shuts an instance down, transferring its sessions one by one as their calls end.
 //!
 //! | stage | a new call relayed by a peer | any other request |
 //! |---|---|---|
 //! | running | It is served. | It is served. |
 //! | transferring | It waits until no call in its session is in flight. Then the session is relinquished, and the peer claims it. | It is served until its session is relinquished. |
-//! | stopped | The peer is asked to claim the session. | A peer is asked to claim the session, and a client gets 503. |
-//! | closed | The peer listener is closed, so there are no such calls. | The peer listener is closed. A client still gets 503. |
+//! | stopped | The peer is asked to claim the session. | A peer is asked to claim the session, and a client gets a 503. |
+//! | closed | None can arrive, because the peer listener is closed. | The peer listener is closed. A client still gets a 503. |
 //!
 //! 1. The stage only ever advances, in this order.
-//! 2. To relinquish a session, its [`DrainGate`] is closed at a moment when no request is in the gate and none of the session's calls is in
-//!    flight. No call can therefore start in a session that a peer has been asked to claim.
-//! 3. A session is transferred only when a peer asks for it. Until then, a client that returns late for an answer will still find the
-//!    session here.
-//! 4. The instance stops once no call in its sessions is in flight and it is not relaying any POST. It waits for those POSTs because their
-//!    clients may be unable to resume them elsewhere.
+//! 2. Before a session is relinquished, its [`DrainGate`] is closed at a moment when no request is in the gate and none of the session's
+//!    calls is in flight. That way, no call can start in a session that a peer has been asked to claim.
+//! 3. A session is transferred only when a peer asks for it. Until then, a client reconnecting late for an answer still finds its session
+//!    here.
+//! 4. The instance stops once none of its sessions has a call in flight and it is not relaying any POST. It waits for relayed POSTs because
+//!    their clients may be unable to resume them elsewhere.
 //! 5. A session's answers are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
@@ -47,8 +47,8 @@ use crate::{
 
 /// Minimum time spent on transferring sessions, unless the shutdown's limit is shorter.
 ///
-/// Requests may still arrive on connections that were open when the public listener closed, and clients may still return for answers that
-/// they have not read.
+/// Requests may still arrive on connections that were open when the public listener closed, and clients may still reconnect for unread
+/// answers.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// How long a peer waits for the answers to ended calls to be written.
@@ -90,7 +90,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// A shutdown that has started. Dropping it stops the instance and closes its peer listener.
+/// A shutdown in progress. Dropping it stops the instance and closes its peer listener.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -121,7 +121,7 @@ impl Shutdown {
     /// Records that a POST for a remote session is in flight, so that the shutdown waits for it.
     ///
     /// The client may be unable to resume the POST once this instance has shut down. Other methods are ignored, because a GET's stream may
-    /// never end, and the client can open it again.
+    /// never end, and the client can reopen it.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
     }
@@ -159,7 +159,7 @@ impl Shutdown {
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
 
-    /// Called when this instance has claimed a session again.
+    /// Called when this instance has reclaimed a session.
     pub(crate) fn on_reclaimed(&self, session: SessionHash) {
         if self.has_started.load(Ordering::Acquire) {
             lock(&self.relinquished).remove(&session);
@@ -183,8 +183,8 @@ impl Shutdown {
 
     /// Waits for answers to ended calls to be written, for at most [`FLUSH_TIMEOUT`].
     ///
-    /// A session's next owner may read them from the directory. Returns `true` if they have been written, the shutdown has not started, or
-    /// the instance has stopped.
+    /// A session's next owner may read them from the directory. Returns `true` if they have been written, if the shutdown has not started,
+    /// or if the instance has stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;
@@ -204,9 +204,9 @@ impl Shutdown {
 
     /// Relinquishes a session whose gate is closed. Does nothing unless sessions are being transferred.
     pub(crate) fn relinquish(&self, session: SessionHash) {
-        // An instance that has stopped cancels the last calls instead.
+        // A stopped instance cancels the remaining calls instead.
         if self.stage() == ShutdownStage::Transferring {
-            // Answers that have not been queued by the time the session is closed are lost.
+            // Answers not queued by the time the session is closed are lost.
             self.answers.enqueue_ended();
             lock(&self.relinquished).insert(session);
             self.sessions.relinquish(session);
@@ -265,8 +265,8 @@ impl fmt::Debug for Shutdown {
 impl ShutdownGuard<'_> {
     /// Transfers sessions until none has a call in flight and no POST is being relayed.
     ///
-    /// Returns at `until` at the latest. If it returns earlier, all gates are closed, and each answer has been written or evicted, or has
-    /// expired.
+    /// Returns at `until` at the latest. If it returns before then, all gates are closed, and each answer has been written or evicted, or
+    /// has expired.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
         let transfer = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
@@ -288,7 +288,7 @@ impl ShutdownGuard<'_> {
 
     /// Waits until each open session has been idle, and then until no POST is being relayed.
     ///
-    /// Finally closes the gates of the sessions that are still idle.
+    /// Finally, closes the gates of the sessions still idle.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;

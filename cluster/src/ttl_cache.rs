@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::ids::SessionHash;
 
-/// Caches one value per session, each for the same time. Once the cache is full, the oldest entry is evicted.
+/// Caches one value per session, all with the same time to live. Once the cache is full, the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     capacity: usize,

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Waits until `condition` returns `true`. Checks it at once, and whenever `changed` is notified.
+/// Waits until `condition` returns `true`. Checks it immediately, and again whenever `changed` is notified.
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());

@@ -79,7 +79,7 @@ impl ServerHandler for Slow {
     ) -> Result<CallToolResponse, ErrorData> {
         let work = sleep(Duration::from_secs(600));
         let done = context.ct.run_until_cancelled(work).await.is_some();
-        info!(done, "{:?} stops", request.name);
+        info!(done, "{:?} stopped", request.name);
         let answer = if done { "done" } else { "stopped" };
         Ok(CallToolResult::success(vec![ContentBlock::text(answer)]).into())
     }

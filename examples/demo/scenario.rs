@@ -145,7 +145,7 @@ impl Scenario {
             (ClientAction::ResumesLate, Setup::LayerAndSessionManager, _) => Expected::Answered,
             (ClientAction::ResumesLate, _, _) => Expected::Unanswered,
             (ClientAction::Disconnects, Setup::Bare, Mode::Session) => Expected::RunsOn,
-            // Without sessions, rmcp notices a disconnect by itself.
+            // Without sessions, rmcp notices a disconnect on its own.
             (ClientAction::Disconnects, _, _) => cancelled,
         }
     }

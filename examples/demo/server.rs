@@ -22,7 +22,7 @@ pub(crate) enum Setup {
     LayerAndSessionManager,
 }
 
-/// The reconnect delay that the server sends. It is short because the demo's grace periods are short.
+/// The reconnect delay sent by the server, short because the demo's grace periods are short.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// rmcp's mode.

@@ -49,7 +49,7 @@ struct Job {
     caller: usize,
 }
 
-/// Returns what the tool answers once it has finished.
+/// Returns the tool's answer once it has finished.
 pub(crate) fn answer(caller: usize) -> String {
     format!("finished for caller {caller}")
 }

@@ -15,13 +15,13 @@ use tokio::{
 
 use super::raw::{Client, Connection};
 
-/// The JSON-RPC id of every call. Calls can be distinguished only by their sessions.
+/// The JSON-RPC id of every call. Calls can only be distinguished by their sessions.
 pub(crate) const CALL_ID: u32 = 7;
 
 /// How late a cancellation may be, to allow for a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long after its disconnect, or after the tool has ended, a client waits to resume.
+/// How long a client waits to resume after it has disconnected, or after the tool has ended.
 const RESUME_DELAY: Duration = Duration::from_secs(1);
 
 /// How long a client may take in total.
@@ -46,10 +46,10 @@ pub(crate) enum ClientAction {
 
 /// What a tool has recorded about one call. A disconnected client cannot see this.
 pub(crate) trait ToolLog {
-    /// Waits until the tool is in the middle of working for each of the server's clients.
+    /// Waits until the tool is mid-call for every one of the server's clients.
     async fn wait_until_busy(&self) -> Result<()>;
 
-    /// Waits until the tool has ended, and returns how it did.
+    /// Waits until the tool has ended, and returns how it ended.
     async fn wait_for_end(&self) -> Result<End>;
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Expected {
 pub(crate) enum Outcome {
     /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
-    /// The tool ran to completion, this long after the disconnect.
+    /// The tool ran to completion, finishing this long after the disconnect.
     RanOn(Duration),
     /// The client got the answer.
     Answered,
@@ -92,7 +92,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-/// Calls the tool `work`, and returns what became of the call.
+/// Calls the tool `work`, and returns the call's outcome.
 pub(crate) async fn outcome(
     client: Result<Client>,
     arguments: Value,
@@ -134,7 +134,7 @@ async fn run(
         }
     }
     sleep(RESUME_DELAY).await;
-    // A client that has not received an event id cannot resume.
+    // A client without an event id cannot resume.
     let mut ids = received
         .lines()
         .filter_map(|line| line.strip_prefix("id: "));

@@ -16,7 +16,7 @@ pub(crate) use self::session::Client;
 
 mod session;
 
-/// A request that has been sent, and what has been received of its response so far.
+/// A sent request, and the part of its response received so far.
 pub(crate) struct Connection {
     stream: TcpStream,
     received: String,
@@ -44,7 +44,7 @@ pub(crate) async fn request(
     })
 }
 
-/// Calls a tool as a client of revision 2026-07-28.
+/// Calls a tool as a client using revision 2026-07-28.
 ///
 /// That revision has no sessions, so a disconnect cancels the call.
 pub(crate) async fn call(addr: SocketAddr, tool: &str, arguments: Value) -> io::Result<Connection> {
@@ -91,7 +91,9 @@ impl Connection {
         let status = self.read_until("\r\n").await?.lines().next();
         let status = status.unwrap_or_default();
         if !status.starts_with("HTTP/1.1 2") {
-            return Err(io::Error::other(format!("the server answered {status:?}")));
+            return Err(io::Error::other(format!(
+                "the server responded with {status:?}"
+            )));
         }
         self.read_until("\r\n\r\n").await?;
         Ok(self)
@@ -103,7 +105,7 @@ impl Connection {
         Ok(self.received)
     }
 
-    /// Closes the connection, and returns everything that has been received.
+    /// Closes the connection, and returns everything received.
     ///
     /// Whatever has arrived is read first, because closing a socket with unread bytes resets the connection.
     pub(crate) fn hang_up(mut self) -> String {

@@ -1,4 +1,4 @@
-//! An MCP client of revision 2025-11-25 on raw sockets. Each request gets a new connection.
+//! An MCP client for revision 2025-11-25, on raw sockets. Each request gets a new connection.
 
 use std::{io, net::SocketAddr};
 

@@ -1,10 +1,10 @@
-//! The verdict for an example that checks itself.
+//! The verdict of a self-checking example.
 
 use std::{fmt::Display, process::ExitCode, time::Duration};
 
 use tokio::time::timeout;
 
-/// Runs the example. Returns success if it succeeds within `limit`, and prints what is wrong if it does not.
+/// Runs the example, and prints what went wrong unless it succeeds within `limit`.
 pub(crate) async fn verdict<E: Display>(
     limit: Duration,
     run: impl Future<Output = Result<(), E>>,

@@ -182,7 +182,7 @@ impl Worker {
             return format!("worked for {seconds} s");
         }
         let reason = CallToken::of(&context).and_then(|call| call.reason());
-        info!(?reason, "work of {seconds} s stops");
+        info!(?reason, "work of {seconds} s stopped");
         "stopped".to_owned()
     }
 }

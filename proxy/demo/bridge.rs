@@ -65,12 +65,12 @@ impl Bridge {
         }))
     }
 
-    /// Answers a POST, starting a session if the request has no session id.
+    /// Responds to a POST, starting a session if the request has no session id.
     ///
     /// The error is the response's status.
     async fn respond(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
-            // The bridge does not keep events.
+            // The bridge stores no events, so there is nothing to resume.
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let (head, body) = request.into_parts();
@@ -122,7 +122,7 @@ impl Bridge {
         Ok(response)
     }
 
-    /// Starts a process, and returns its session and that session's id.
+    /// Starts a process, and returns its session and the session's id.
     fn begin_session(&self) -> Result<(Arc<Session>, String), StatusCode> {
         let mut process = Command::new(&self.0.program)
             .args(&self.0.arguments)

@@ -1,11 +1,11 @@
-//! Demonstrates what a disconnect does, behind a bare bridge and behind the proxy.
+//! Demonstrates the effect of a disconnect, behind a bare bridge and behind the proxy.
 //!
 //! `mcp-cancel-proxy --demo` needs no other program. It runs each scenario once behind the bridge and once behind the proxy, with
 //! a [scripted server](server) on stdin and stdout. Clients call a tool that runs for 4 s, and some of them disconnect mid-call.
 //! Each cell in the printed table shows what happened to the *tool*, as the server recorded it, or to the answer. The exit code
 //! is 0 only if all outcomes are as expected.
 //!
-//! `shared` is a link to the folder with the clients and the table from the library's demo.
+//! `shared` is a link to the folder containing the library demo's clients and table.
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -31,16 +31,16 @@ pub(super) const WORK: Duration = Duration::from_secs(4);
 /// How long a client stays connected before it disconnects.
 const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 
-/// The reconnect delay that the proxy sends, which has to fit the demo's short grace periods.
+/// The reconnect delay sent by the proxy, short enough for the demo's grace periods.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long the shutdown may take.
+/// Maximum duration of the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// How often a server's log is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A server and clients that call its tool at the same time, each with a row in the table.
+/// A server, and the clients that call its tool concurrently. Each client has a row in the table.
 pub(super) struct Scenario {
     grace: Grace,
     pub(super) clients: &'static [(&'static str, ClientAction)],
@@ -94,10 +94,10 @@ pub(super) enum Setup {
     Proxy,
 }
 
-/// The log that a server writes. Dropping this removes the file.
+/// A server's log. Dropping this removes the file.
 struct LogFile(PathBuf);
 
-/// The part of the log that is about a single call.
+/// The part of the log about a single call.
 struct CallLog<'a> {
     file: &'a LogFile,
     label: &'a str,
@@ -213,7 +213,7 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // If this fails, the file stays in the directory for temporary files.
+        // If this fails, the file stays in the temporary directory.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -221,15 +221,15 @@ impl Drop for LogFile {
 // === impl CallLog ===
 
 impl CallLog<'_> {
-    /// Returns when the event `what` was logged for this call, or `None` if it has not been yet.
+    /// Returns when `event` was logged for this call, or `None` if it has yet to be logged.
     ///
     /// The time is the end of the logged millisecond.
-    fn find(&self, what: &str) -> Option<Instant> {
+    fn find(&self, event: &str) -> Option<Instant> {
         let text = fs::read_to_string(&self.file.0).unwrap_or_default();
         let logged_at = text.lines().find_map(|line| {
             let mut words = line.split(' ');
             let logged_at: u64 = words.next()?.parse().ok()?;
-            let is_event = words.nth(1) == Some(what) && words.next() == Some(self.label);
+            let is_event = words.nth(1) == Some(event) && words.next() == Some(self.label);
             is_event.then(|| UNIX_EPOCH + Duration::from_millis(logged_at + 1))
         })?;
         let age = SystemTime::now().duration_since(logged_at);

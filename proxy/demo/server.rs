@@ -1,7 +1,7 @@
 //! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments determine how it behaves from
-//! the start, and the tool that a call names determines what it does for that call. It logs what its tools do, because a
+//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments determine its overall
+//! behaviour, and the tool named by a call determines what it does for that call. It logs what its tools do, because a
 //! disconnected client cannot see that.
 
 use std::{
@@ -34,24 +34,24 @@ macro_rules! print_error {
 /// The hidden sub-command that runs the server.
 pub(super) const COMMAND: &str = "scripted-server";
 
-/// The argument for a process that only waits.
+/// The argument that makes a process do nothing but wait.
 const HOLD: &str = "--hold";
 
 /// How often a tool reports progress.
 const STEP: Duration = Duration::from_millis(100);
 
-/// How the server behaves from its start.
+/// How the server behaves, as set by its arguments.
 #[derive(Debug, Default)]
 struct Behaviour {
     /// `--notes FILE`: the file in which it logs what its tools do.
     tool_log: Option<PathBuf>,
-    /// `--chatter`: it prints lines that are not messages before it reads.
+    /// `--chatter`: it prints non-message lines before reading anything.
     chatters: bool,
     /// `--deaf`: it never reads.
     is_deaf: bool,
-    /// `--crash`: it exits before it reads.
+    /// `--crash`: it exits before reading anything.
     crashes: bool,
-    /// `--stubborn`: it ignores the end of its stdin and SIGTERM.
+    /// `--stubborn`: it ignores SIGTERM and the end of its stdin.
     is_stubborn: bool,
 }
 
@@ -59,7 +59,7 @@ struct Behaviour {
 struct Server {
     behaviour: Behaviour,
     stdout: Mutex<io::Stdout>,
-    /// The calls that can be cancelled, by the text of their ids.
+    /// The cancellable calls, by the text of their ids.
     calls: Mutex<HashMap<String, mpsc::Sender<()>>>,
     /// The server's pending requests to the client, by the text of their ids.
     questions: Mutex<HashMap<String, mpsc::Sender<String>>>,
@@ -93,7 +93,7 @@ struct Meta {
     token: Option<Value>,
 }
 
-/// The arguments for all tools. Each tool ignores those that it does not need.
+/// The arguments for all tools. Each tool ignores those it does not need.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments {
@@ -136,7 +136,7 @@ pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         }
     }
-    // A signal that is handled does not end the process.
+    // A handled signal does not end the process.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
@@ -173,7 +173,7 @@ impl Server {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
         if self.behaviour.crashes {
-            print_error!("it crashes as requested");
+            print_error!("crashing as requested");
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
@@ -304,7 +304,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while, but stops without an answer if cancelled, unless it ignores cancels.
+    /// Works for a while. If cancelled, stops without an answer, unless it ignores cancellation.
     ///
     /// Reports progress if the call has a progress token.
     fn work(&self, call: &Call) -> io::Result<()> {
@@ -343,7 +343,7 @@ impl Server {
 
     /// Sends a request to the client, and answers the call with the client's answer.
     ///
-    /// If there is none within 30 s, the call is answered with a text that reports this.
+    /// If there is none within 30 s, the call is answered with a text reporting this.
     fn ask(&self, call: &Call) -> io::Result<()> {
         let (asker, answers) = mpsc::channel();
         let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));
@@ -382,7 +382,7 @@ impl Server {
     /// Logs a line: time in milliseconds, process id, event, and the call's label.
     ///
     /// Does nothing without `--notes`.
-    fn log(&self, what: &str, label: &str) {
+    fn log(&self, event: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;
         };
@@ -390,7 +390,7 @@ impl Server {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let line = format!(
-            "{} {} {what} {label}\n",
+            "{} {} {event} {label}\n",
             now.as_millis(),
             std::process::id()
         );

@@ -1,16 +1,16 @@
 //! Decides which answers to ended calls to write to the directory, and when.
 //!
-//! The queue holds both the answers still waiting to be written and those already written. [`AnswerWriter`](super::writer::AnswerWriter)
+//! The queue contains both the answers still waiting to be written and those already written. [`AnswerWriter`](super::writer::AnswerWriter)
 //! carries out the writes and removals.
 //!
-//! 1. When a call has ended, it gets the next place in the queue. Unless it is evicted, its answer keeps that place until [`ANSWER_TTL`]
+//! 1. When a call ends, it is assigned the next place in the queue. Unless it is evicted, its answer keeps that place until [`ANSWER_TTL`]
 //!    after the call ended, whether or not it has been written and even if writes fail.
-//! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way the bounds limit
+//! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way, the bounds limit
 //!    both the directory and this instance's memory.
-//! 3. When a bound is exceeded, the oldest answers are evicted. One that may already have been written is also removed from the directory.
-//!    Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
+//! 3. When a bound is exceeded, the oldest answers are evicted. An evicted answer that may already have been written is also removed from
+//!    the directory. Removals are sent before writes, so the directory exceeds the bounds by no more than what is in flight.
 //! 4. After a failure, the queue pauses for [`RETRY_DELAY`].
-//! 5. A written answer stays in memory so that it can be written again if the directory loses data ([`AnswerQueue::write_again`]).
+//! 5. A written answer stays in memory so that it can be rewritten if the directory loses data ([`AnswerQueue::write_again`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
@@ -39,13 +39,13 @@ pub(super) const OVERHEAD: usize = 256;
 
 /// Maximum number of bytes in flight to the directory.
 ///
-/// An instance that is shutting down may have 64 MiB to write, which then takes 16 round trips.
+/// An instance shutting down may have 64 MiB to write, which then takes only 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
 /// Maximum number of operations in flight. They are sent over one connection, one after the other.
 pub(super) const MAX_IN_FLIGHT: usize = 256;
 
-/// How long to wait after a failure before trying the directory again.
+/// How long to wait after a failure before retrying the directory.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// How long after its call ended an unwritten answer is considered late.
@@ -62,19 +62,19 @@ pub(super) struct AnswerQueue {
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` whose answers are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and the places in `answers` whose answers have not been written yet.
+    /// Reserved places, and the places in `answers` whose answers have yet to be written.
     unwritten: BTreeSet<u64>,
-    /// Each key's place. A key still has its place while an operation on it is in flight, or while it is in `removals`.
+    /// Each key's place. A key keeps its place while an operation on it is in flight, or while it is in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, SessionAnswers>,
     /// The total size of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// How many times all answers have had to be written again.
+    /// Number of times all answers had to be rewritten.
     losses: u64,
     next_place: u64,
-    /// When to try the directory again after a failure.
+    /// When to retry the directory after a failure.
     paused_until: Option<Instant>,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Operation {
     pub(super) key: AnswerKey,
     /// The answer to write, or `None` to remove the one in the directory.
     pub(super) text: Option<Bytes>,
-    /// How much longer the directory should keep the answer.
+    /// How much longer the directory should retain the answer.
     pub(super) ttl: Duration,
     place: Place,
     /// The value of `losses` when the operation started.
@@ -149,7 +149,7 @@ struct SessionAnswers {
 // === impl AnswerQueue ===
 
 impl AnswerQueue {
-    /// Reserves a place for the answer to a call that has just ended.
+    /// Reserves a place for the answer to a call that just ended.
     pub(super) fn reserve(&mut self, now: Instant) -> Place {
         let number = self.next_place;
         self.next_place += 1;
@@ -167,12 +167,12 @@ impl AnswerQueue {
         }
     }
 
-    /// Puts an answer in its place. Returns the bound that this exceeds, if any.
+    /// Puts an answer in its place, and returns the bound that this exceeds, if any.
     ///
     /// # Edge cases
     ///
     /// If the key already has a place, nothing changes and `text` is discarded. An answer that, together with its [`OVERHEAD`], is larger
-    /// than [`MAX_SESSION_SIZE`] exceeds the bound all by itself and is not queued.
+    /// than [`MAX_SESSION_SIZE`] exceeds the bound on its own and is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_SESSION_SIZE {
@@ -263,9 +263,9 @@ impl AnswerQueue {
         })
     }
 
-    /// Queues all written answers to be written again.
+    /// Requeues all written answers.
     ///
-    /// Answers that are being written are queued again when their writes end.
+    /// Answers currently being written are requeued when their writes end.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
         for (number, queued) in &mut self.answers {
@@ -326,14 +326,14 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// Returns the number that the next reserved place will get.
+    /// Returns the number of the next place to be reserved.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
 
     /// Returns `true` if no place before `end` is still reserved or has an unwritten answer.
     ///
-    /// Answers that have been evicted or have expired are ignored.
+    /// Evicted and expired answers are ignored.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
@@ -389,7 +389,7 @@ impl AnswerQueue {
 
     /// Removes an answer from all totals, and from all collections except `places`.
     ///
-    /// Its key is therefore not free yet.
+    /// Its key therefore stays taken.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);
@@ -405,7 +405,7 @@ impl AnswerQueue {
         Some(queued)
     }
 
-    /// Frees a key, unless it has since been given another place.
+    /// Frees a key, unless it has since been assigned another place.
     fn free(&mut self, key: AnswerKey, number: u64) {
         if let Slot::Occupied(place) = self.places.entry(key)
             && *place.get() == number

@@ -109,7 +109,7 @@ impl AnswerWriter {
         self.queue().has_late_answers(Instant::now())
     }
 
-    /// Queues all written answers to be written again.
+    /// Requeues all written answers.
     pub(super) fn write_again(&self) {
         self.queue().write_again();
         self.has_work.notify_one();
@@ -117,7 +117,7 @@ impl AnswerWriter {
 
     /// Removes expired answers, then starts as many operations as the limits allow.
     ///
-    /// Warns if an answer has expired before it was written.
+    /// Warns if an answer expired before it was written.
     ///
     /// Returns when to call this again, if no operation completes and no work is added before then. Returns `None` if nothing is queued.
     fn start_operations(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
@@ -176,7 +176,7 @@ impl AnswerWriter {
             Bound::Time => time,
         };
         warning.warn(&format_args!(
-            "answers to ended calls are being evicted beyond {bound}: once this instance has ended, clients that resume will get an error instead"
+            "answers to ended calls exceed {bound} and are being evicted: once this instance has exited, resuming clients will get an error instead"
         ));
     }
 

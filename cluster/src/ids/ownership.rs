@@ -28,9 +28,9 @@ const CLAIM_STEP: u64 = 1_000;
 
 /// Orders a session's successive ownerships. The text form is a decimal number.
 ///
-/// Every claim increases it, even if the owner claims its own session again, so if there are two records for one session, the one with the
-/// lower epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it
-/// is therefore also higher than any epoch that the directory has lost.
+/// Every claim increases it, even if the owner reclaims its own session, so of two records for the same session, the one with the lower
+/// epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it is
+/// therefore also higher than any epoch that the directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
@@ -51,8 +51,8 @@ pub(crate) enum Record {
     Owned(Ownership),
     /// The session has ended. The text form is `- <incarnation> <epoch>`.
     ///
-    /// Either its client ended it, or it could not be restored. The tombstone outlives the session so that no former owner can register it
-    /// again.
+    /// Either its client ended it, or it could not be restored. The tombstone outlives the session so that no former owner can re-register
+    /// it.
     Deleted(Tombstone),
 }
 
@@ -86,9 +86,9 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch for a session that is being opened now.
+    /// Returns the epoch for a session being opened now.
     ///
-    /// A tombstone also gets this epoch if the session's own epoch is not known.
+    /// A tombstone also gets this epoch if the session's own epoch is unknown.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
@@ -145,7 +145,7 @@ impl FromStr for Epoch {
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns the ownership for a session that starts now.
+    /// Returns the ownership for a session starting now.
     #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
         let epoch = Epoch::now();
@@ -182,8 +182,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// The one with the higher epoch prevails, or if both have the same epoch, the one with the higher incarnation. If the incarnations are
-    /// the same as well, the record may be replaced unless it is a tombstone.
+    /// The higher epoch prevails, or, if the epochs are equal, the higher incarnation. If the incarnations are equal as well, the record
+    /// may be replaced unless it is a tombstone.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),

@@ -1,4 +1,4 @@
-//! The messages that the session manager inspects, and the one that it sends itself.
+//! The messages that the session manager inspects, and the one it sends itself.
 
 use rmcp::{
     model::{ClientJsonRpcMessage, ClientNotification, ErrorData, ServerJsonRpcMessage},
@@ -6,7 +6,7 @@ use rmcp::{
 };
 use serde_json::Value;
 
-/// The error message for a call that has not been started.
+/// The error message for a call that was not started.
 pub(crate) const NOT_STARTED: &str = "the call was not started: the server could not determine whether it still owns the session; try again";
 
 /// Returns the JSON-RPC id of the call that a client's message cancels.
@@ -23,9 +23,9 @@ pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     Some(call.clone().into_json_value())
 }
 
-/// Returns the error response to a request that has not been started.
+/// Returns the error response to a request that was not started.
 ///
-/// It has not been started because its session may by now belong to another instance.
+/// It was not started because its session may now belong to another instance.
 pub(super) fn not_started(message: &ClientJsonRpcMessage) -> ServerSseMessage {
     let id = match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),

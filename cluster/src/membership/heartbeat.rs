@@ -359,7 +359,7 @@ impl Heartbeat {
             select! {
                 () = entries.next_change() => {}
                 () = deletions.next_change() => {}
-                () = self.sessions.wait_until_work() => {}
+                () = self.sessions.wait_for_work() => {}
                 () = self.directory_reachable.notified() => {}
             }
         }

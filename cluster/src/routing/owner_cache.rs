@@ -1,4 +1,4 @@
-//! The owners of remote sessions, cached where possible and looked up otherwise.
+//! Finds the owners of remote sessions, looking up those that are not cached.
 //!
 //! 1. The cache is bounded. Unowned sessions are cached separately, so that made-up ids cannot evict owners.
 //! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] lookups run at a time, and none takes longer than
@@ -37,7 +37,7 @@ const MAX_OWNERS: usize = 16 * 1024;
 /// How long an owner is cached.
 const OWNER_TTL: Duration = Duration::from_secs(60);
 
-/// Maximum number of sessions that are cached as unowned.
+/// Maximum number of sessions cached as unowned.
 const MAX_UNOWNED: usize = 4 * 1024;
 
 /// How long a session is cached as unowned.
@@ -45,7 +45,7 @@ const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
 /// Maximum number of concurrent lookups, which are pipelined on one connection.
 ///
-/// This is enough for a directory with a latency of 300 ms to answer in time when hundreds of clients return at once.
+/// This is enough for a directory with a latency of 300 ms to answer in time when hundreds of clients reconnect at once.
 const MAX_LOOKUPS: usize = 1024;
 
 /// A cache of session owners. Clones share it.
@@ -61,7 +61,7 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the snapshot that shows it.
+    /// Sessions without an owner, each with the snapshot that showed this.
     unowned: TtlCache<SessionSnapshot>,
     /// The lookups in progress, with their numbers.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
@@ -102,7 +102,7 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns a session's owner, from the cache or by looking it up.
+    /// Returns a session's owner, looking it up unless it is cached.
     ///
     /// # Errors
     ///
@@ -118,18 +118,18 @@ impl OwnerCache {
         lookup.await.map(Found::from)
     }
 
-    /// Caches a session's current owner, unless that is this instance.
+    /// Caches a session's current owner, unless it is this instance.
     ///
-    /// The result of any pending lookup for the session will then not be cached.
+    /// Any pending lookup for the session will then no longer cache its result.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
         state.store(session, Found::Owner(ownership), self.0.this_instance);
     }
 
-    /// Evicts a session because this instance owns it now.
+    /// Evicts a session, because this instance now owns it.
     ///
-    /// The result of any pending lookup for the session will then not be cached.
+    /// Any pending lookup for the session will then no longer cache its result.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -138,7 +138,7 @@ impl OwnerCache {
 
     /// Evicts `ownership`, which is wrong or outdated, unless another owner is already cached.
     ///
-    /// The result of any pending lookup for the session will then not be cached.
+    /// Any pending lookup for the session will then no longer cache its result.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);

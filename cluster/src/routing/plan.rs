@@ -3,14 +3,14 @@
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
 //! 2. A peer's request is either served here or answered with 421. It is never relayed any further, so there is only one hop.
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
-//!    answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
+//!    responded that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
-//! 4. This instance answers "no such session" only if the directory has been consistent for long enough to prove it. Otherwise the client
+//! 4. This instance responds "no such session" only if the directory has been consistent for long enough to prove it. Otherwise, the client
 //!    is asked to retry.
-//! 5. An instance that is shutting down does not reclaim a session that it has relinquished. Instead, it waits for another instance to
-//!    claim the session.
-//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body has been sent and could not be
-//!    kept.
+//! 5. An instance shutting down does not reclaim a session it has relinquished. Instead, it waits for another instance to claim the
+//!    session.
+//! 6. A call that a peer may have started is neither served here nor resent. The same applies to a request whose body has been sent and
+//!    could not be retained.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ pub(crate) enum Action {
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
-    /// Answer 421, because the session is not here.
+    /// Respond with 421, because the session is not here.
     Moved,
     /// Look up the owner.
     LookUp,
@@ -72,7 +72,7 @@ pub(crate) enum Action {
 pub(crate) enum Cause {
     /// The owner's lease has lapsed.
     LeaseLapsed,
-    /// The owner has answered that it relinquished the session.
+    /// The owner has responded that it relinquished the session.
     Relinquished,
 }
 
@@ -152,8 +152,8 @@ impl RoutingPlan {
 
     /// Returns the action to take after a lookup.
     ///
-    /// `is_consistent` is whether the directory has been consistent for long enough to prove that a session without a record does not
-    /// exist.
+    /// `is_consistent` indicates whether the directory has been consistent for long enough to prove that a session without a record does
+    /// not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
             Known::Owner(ownership) if ownership.owner.incarnation == self.this_instance => {
@@ -201,7 +201,7 @@ impl RoutingPlan {
         }
     }
 
-    /// Refuses the request. If the call may have started, it is always [`Refusal::ConnectionLost`].
+    /// Refuses the request. If the call may have started, the refusal is always [`Refusal::ConnectionLost`].
     pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
         Action::Refuse(if self.may_have_started {
             Refusal::ConnectionLost
@@ -212,8 +212,13 @@ impl RoutingPlan {
 
     /// Returns the action to take after a claim.
     ///
+<<<<<<< HEAD
     /// `is_consistent` is whether an unowned session provably does not exist. `is_intact` is whether the request can still be sent or served
     /// unchanged.
+=======
+    /// `is_consistent` indicates whether an unowned session provably does not exist. `is_whole` indicates whether the request can still be
+    /// sent or served unchanged.
+>>>>>>> b532d79bd263bd2fb5619763cca09c6969142b6f
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,

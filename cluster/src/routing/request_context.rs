@@ -16,9 +16,9 @@ task_local! {
     static IS_RESUMED: Cell<bool>;
 }
 
-/// Serves a resume. The `bool` is whether the session manager has resumed the session.
+/// Serves a resume. The `bool` indicates whether the session manager resumed the session.
 ///
-/// If it has, the application has accepted the resume.
+/// If it did, the application accepted the resume.
 pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
     let serving = async { (response.await, IS_RESUMED.with(Cell::get)) };
     IS_RESUMED.scope(Cell::new(false), serving).await
@@ -30,7 +30,7 @@ pub(crate) fn on_resumed() {
     let _ = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume after one of `call`'s events, in `generation` of its session.
+/// Serves a resume from one of `call`'s events, in the given `generation` of its session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,
@@ -39,9 +39,9 @@ pub(crate) async fn with_resumed_call<F: Future>(
     RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume that this task is serving.
+/// Returns the generation and the call of the resume being served by this task.
 ///
-/// Returns `None` if this task is not serving a resume after an event from the session's current generation.
+/// Returns `None` if this task is not serving a resume from an event in the session's current generation.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }

@@ -12,14 +12,14 @@ use crate::{
 /// What a request starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A call, with its JSON-RPC id. The peer has kept the request and can send it again.
+    /// A call, with its JSON-RPC id. The peer has retained the request and can resend it.
     Call(Value),
     /// A session stream that belongs to no call.
     Stream,
     /// Anything else: a request that starts nothing, or that cannot be treated as a call.
     ///
     /// The requests that start nothing are notifications, pings, DELETE, responses to the server's own requests, and resumes of a call's
-    /// stream or after an unknown event id. Calls too long to be sent again and bodies that are not JSON-RPC messages cannot be treated as
+    /// stream or after an unknown event id. Calls too long to be resent, and bodies that are not JSON-RPC messages, cannot be treated as
     /// calls.
     Other,
 }
@@ -31,7 +31,7 @@ impl RequestKind {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected mid-request, or stalled.
+    /// Returns an error if the client disconnects or stalls mid-request.
     pub(crate) async fn classify(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
         match replayable.head.method {
             Method::GET => Ok(Self::classify_get(&replayable.head.headers)),

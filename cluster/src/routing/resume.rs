@@ -1,8 +1,8 @@
-//! Resumes of calls running here, and of calls that ended with an earlier incarnation.
+//! Handles resumes of calls running here and of calls that ended with an earlier incarnation.
 //!
 //! 1. An event id from the session's current generation is passed on in the form the session manager assigned.
 //! 2. An event id from any other generation is not passed on. The event is from another incarnation, or from before the session was
-//!    restored here, and the session manager could mistake its id for that of a different call's event. If the event belongs to a call, the
+//!    restored here, and the session manager could mistake its id for the id of another call's event. If the event belongs to a call, the
 //!    client gets the stored answer, or an error because the server is no longer running, and then the stream ends. Either is sent only if
 //!    the application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
 //!    stream.
@@ -18,7 +18,7 @@ use crate::{
     routing::fields::Fields,
 };
 
-/// The header field with the id of the last event that a client has received.
+/// The header field containing the id of the last event a client received.
 pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// An event id that no session manager uses.
@@ -37,7 +37,7 @@ pub(crate) struct LostCall {
     pub(crate) session: SessionHash,
     pub(crate) incarnation: Incarnation,
     pub(crate) number: CallNumber,
-    /// The id of its request, as JSON text. Without it, no error can be addressed to the call.
+    /// The call's request id, as JSON text. Without it, no error can be addressed to the call.
     request: Option<String>,
     /// The event id as the client sent it.
     event_id: HeaderValue,
@@ -48,9 +48,9 @@ pub(crate) struct LostCall {
 pub(crate) enum RewriteOutcome {
     /// The request head contains no event id created by an instance.
     ///
-    /// If it contained one from another generation that belongs to no call, that has been removed.
+    /// An event id from another generation is removed if it belongs to no call.
     Unchanged,
-    /// An event from the session's current generation, with its call if it belongs to one.
+    /// An event from the session's current generation, with its call, if any.
     Local(Incarnation, Option<NamedCall>),
     /// An event from a call that ended with another incarnation.
     LostCall(LostCall),
@@ -103,7 +103,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is an event stream, as the response to an accepted resume is.
+/// Returns `true` if a response is an event stream, as it is for an accepted resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
@@ -115,9 +115,13 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 impl LostCall {
     /// Returns the accepted response, with the stored answer or the error as its body.
     ///
-    /// Returns 400 if there is neither an answer nor a request id to which an error could be addressed.
-    pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
-        let Some(events) = self.events(kept) else {
+    /// Returns 400 if there is neither an answer nor a request id to address an error to.
+    pub(crate) fn answer(
+        &self,
+        accepted: Response<Body>,
+        stored: Option<&Bytes>,
+    ) -> Response<Body> {
+        let Some(events) = self.events(stored) else {
             let mut response = Response::new(Body::from(NO_ANSWER));
             *response.status_mut() = StatusCode::BAD_REQUEST;
             return response;
@@ -130,8 +134,8 @@ impl LostCall {
     }
 
     /// Returns the response's events, or `None` if nothing can be addressed to the call.
-    fn events(&self, kept: Option<&Bytes>) -> Option<Vec<u8>> {
-        let Some(answer) = kept else {
+    fn events(&self, stored: Option<&Bytes>) -> Option<Vec<u8>> {
+        let Some(answer) = stored else {
             // The error has no event id, because otherwise the TypeScript client would retry forever.
             let error = json!({
                 "code": INTERNAL_ERROR,

@@ -1,4 +1,4 @@
-//! The results of routing.
+//! Routing results.
 
 use axum::body::Body;
 use http::{Request, Response};
@@ -14,12 +14,12 @@ use crate::{
 pub(crate) enum Routed {
     /// The request must be served here.
     ///
-    /// If it may restore its session, the restore stays pending until the request has its response.
+    /// If it may restore its session, the restore stays pending until the request has been answered.
     Local(Request<Body>, Option<PendingRestore>),
     Answered(Response<Body>),
 }
 
-/// What becomes of a peer's request while sessions are being transferred.
+/// The outcome of a peer's request while sessions are being transferred.
 pub(crate) enum TransferOutcome {
     ServedHere(Request<Body>, Presence),
     /// The peer must claim the session.
@@ -40,7 +40,7 @@ pub(crate) struct Presence {
 pub(crate) enum Reclaimed {
     /// The request is served here: the session has been reclaimed, or provably does not exist.
     Local,
-    /// Another instance owns the session by now.
+    /// Another instance now owns the session.
     Moved,
     Refused(Refusal),
 }
@@ -51,7 +51,7 @@ impl Routed {
     pub(crate) fn local(replayable: ReplayableRequest, restore: Option<PendingRestore>) -> Self {
         match replayable.into_request() {
             Some(request) => Self::Local(request, restore),
-            // `RoutingPlan` serves a request here only if it is whole.
+            // `RoutingPlan` serves a request here only if it is still complete.
             None => Self::Answered(Refusal::SessionMoved.into()),
         }
     }

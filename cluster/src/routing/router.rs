@@ -48,10 +48,10 @@ const RECHECK_DELAY: Duration = Duration::from_millis(50);
 /// How often a call checks whether a silent owner still owns its session.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of attempts to reclaim a session that another instance is claiming too.
+/// Maximum number of attempts to reclaim a session that another instance is also claiming.
 const MAX_RECLAIMS: usize = 3;
 
-/// The parts of an instance that routing needs.
+/// The parts of an instance needed for routing.
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) this_instance: Owner,
@@ -73,7 +73,7 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// Returns the action for a new request sent by a client.
+    /// Returns the action for a client's new request.
     ///
     /// If its session is open here, the request enters the session's gate.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
@@ -120,7 +120,7 @@ impl Router {
         !self.restores.is_empty() && self.restores.contains(SessionHash::of(id))
     }
 
-    /// Joins a peer's request to its session's restore. Returns `None` if none is pending here.
+    /// Joins a peer's request to its session's restore, or returns `None` if none is pending.
     fn join_restore(&self, id: &str) -> Option<PendingRestore> {
         let is_possible = !self.restores.is_empty();
         is_possible.then(|| self.restores.join(SessionHash::of(id)))?
@@ -129,20 +129,20 @@ impl Router {
     /// Called when a request no longer takes part in restoring its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Discard any parameters that were loaded for this request but never used to restore a session.
+        // Discard any parameters loaded for this request but never used to restore a session.
         self.restores
             .run_unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
     }
 
-    /// Returns `true` if a session is open here. One that is being restored may not be open yet.
+    /// Returns `true` if a session is open here. A session being restored might not be open yet.
     pub(crate) fn is_open_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
     /// Waits up to [`DIRECTORY_TIMEOUT`] for a local session to be ready for new requests.
     ///
-    /// Returns `true` if the session may serve them. After this process has stalled, the session may have to be written again first.
+    /// Returns `true` if the session may serve them. After this process has stalled, the session may have to be rewritten first.
     pub(crate) async fn wait_until_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -159,29 +159,29 @@ impl Router {
         refusal.into()
     }
 
-    /// Returns the response to give when one of this instance's sessions could not be restored.
+    /// Returns the response to send when one of this instance's sessions could not be restored.
     ///
-    /// The response normally asks the client to retry. Once three attempts have failed even though the directory had returned the
-    /// parameters, the session is given up, unless another instance owns it by now. In that case the response is 404, which makes the
-    /// client open a new session.
+    /// Normally, the response asks the client to retry. Once three attempts have failed even though the directory returned the parameters,
+    /// the session is abandoned (unless another instance now owns it), and the response is a 404, which makes the client open a new
+    /// session.
     pub(crate) async fn restore_failure(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let snapshot = self.directory.look_up(SessionHash::of(id)).await;
         let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.this_instance);
         if snapshot.is_ok_and(|snapshot| !has_other_owner(&snapshot))
-            && self.give_up_if_unrestorable(id)
+            && self.abandon_if_unrestorable(id)
         {
             return refusals::no_session();
         }
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it did.
-    pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
+    /// Abandons a session if too many attempts to restore it have failed. Returns `true` if it did.
+    pub(crate) fn abandon_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable_epoch(session);
         if let Some(epoch) = unrestorable {
-            warn!(target: "mcp_cancel_cluster", %session, "giving up a session, because its handler refuses to restore it or its parameters cannot be read");
+            warn!(target: "mcp_cancel_cluster", %session, "abandoning a session because its handler refuses to restore it or its parameters cannot be parsed");
             self.sessions.on_unrestorable(id, epoch);
         }
         unrestorable.is_some()
@@ -193,7 +193,7 @@ impl Router {
         self.sessions.relinquished.wait_until_closed(session).await;
     }
 
-    /// Rewrites a GET's event id into the form that the local session manager knows.
+    /// Rewrites a GET's event id into the form expected by the local session manager.
     ///
     /// Other requests are left unchanged.
     pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
@@ -207,7 +207,7 @@ impl Router {
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
-    /// Returns a response unchanged, or 503 if its new session must not be given to the client.
+    /// Returns a response unchanged, or a 503 if the client must not be given its new session.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let new_session = response.headers().get(&SESSION_ID);
         let new_session = new_session.and_then(|id| id.to_str().ok());
@@ -225,7 +225,7 @@ impl Router {
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
-        // Hold this until the request has a response, or its session is about to be restored here.
+        // Keep this guard until the request has a response or its session is about to be restored here.
         let _in_flight = is_call.then(|| self.shutdown.enter_relay());
         let mut plan = RoutingPlan::new(self.this_instance.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
@@ -252,7 +252,7 @@ impl Router {
                     sleep(RECHECK_DELAY).await;
                     Action::LookUp
                 }
-                // An instance that has stopped does not restore any more sessions.
+                // A stopped instance does not restore any more sessions.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
                     plan.refuse(Refusal::SessionMoved)
                 }
@@ -299,8 +299,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return end_wait(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The session provably has no owner, yet it is open here. Writing it again either finds its tombstone or restores its
-                // record.
+                // The session provably has no owner, yet it is open here. Rewriting it either finds its tombstone or restores its record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::SessionMoved)
@@ -319,13 +318,13 @@ impl Router {
 
     /// Reads a request's body and sends the request to its session's owner.
     ///
-    /// A call waits for its response for as long as the owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by
-    /// which time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait
-    /// for long ([`TurnedAway::record_if_slow`]).
+    /// A call waits for its response for as long as the owner still owns the session. Ownership is first checked after
+    /// [`UNSTARTED_TIMEOUT`], by which time an unstarted call has already failed. For any other request, the client counts as turned away
+    /// if it has to wait long ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors
     ///
-    /// Returns the refusal if the request cannot be relayed. The inner error is the reason why the relay failed.
+    /// Returns the refusal if the request cannot be relayed. The inner error is the reason the relay failed.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -352,7 +351,7 @@ impl Router {
             let is_owner = |snapshot: &SessionSnapshot| match snapshot.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
-                // If the owner is alive, it will write its record again.
+                // If the owner is alive, it will rewrite its record.
                 None => {
                     snapshot.leases.get(owner.incarnation).is_some()
                         || !self.proves_absence(snapshot)
@@ -364,7 +363,7 @@ impl Router {
         }
     }
 
-    /// Looks up the owner. The `bool` is whether the session provably does not exist.
+    /// Looks up the owner. The `bool` indicates whether the session provably does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
@@ -401,7 +400,7 @@ impl Router {
             let current = match known {
                 Known::Owner(ownership) if ownership.owner == self.this_instance => ownership,
                 Known::Owner(_) => return Reclaimed::Moved,
-                // The session does not exist, so the application answers accordingly.
+                // The session does not exist, so the application responds accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => {
                     return Reclaimed::Refused(Refusal::Inconsistent);
@@ -418,7 +417,7 @@ impl Router {
         Reclaimed::Refused(Refusal::SessionMoved)
     }
 
-    /// Claims a session and records its owner. The `bool` is whether the session provably does not exist.
+    /// Claims a session and records its owner. The `bool` indicates whether the session provably does not exist.
     async fn claim(&self, session: SessionHash, previous: Ownership) -> (Claimed, bool) {
         let wanted = previous.claimed_by(self.this_instance);
         match self.directory.claim(session, previous, wanted).await {

@@ -1,8 +1,8 @@
-//! The restore of a session, which runs while the request that needs it is being served.
+//! Restores a session while serving the request that needs it.
 //!
 //! 1. A restore ends as soon as its session is restored, even if the response head is not ready yet, because an inner layer may hold back
 //!    the head until the call has ended.
-//! 2. Otherwise it ends when the response head is ready. If an inner layer sends the head early, as `commit_after` does, the restore keeps
+//! 2. Otherwise, it ends when the response head is ready. If an inner layer sends the head early, as `commit_after` does, the restore keeps
 //!    running while the body is read, until the session is restored or the body ends.
 //! 3. The session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
 
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A running restore. Dropping it ends it, even if the client has disconnected or the handler panics.
+/// A running restore. It ends when this is dropped, even if the client has disconnected or the handler panics.
 pub(crate) struct RunningRestore {
     router: Arc<Router>,
     id: String,
@@ -41,7 +41,7 @@ struct RestoringBody {
     restore: Option<RunningRestore>,
     /// Ends the restore if it has not loaded any parameters by then.
     ///
-    /// In that case an inner layer has answered in place of rmcp.
+    /// In that case, an inner layer has responded instead of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 
@@ -63,7 +63,7 @@ impl RunningRestore {
 
     /// Ends the restore when the response head is ready, or lets it run while the body is read.
     ///
-    /// It keeps running only if the session is not restored yet, and the response is successful and has a body.
+    /// It keeps running only if the session has yet to be restored and the response is successful and has a body.
     pub(crate) fn finish_with_response(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {
@@ -103,12 +103,12 @@ impl Drop for RunningRestore {
 // === impl RestoringBody ===
 
 impl RestoringBody {
-    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already started.
+    /// Ends the restore. An unrestorable session is abandoned without a 404, because the response has already started.
     fn end(&mut self) {
         if let Some(restore) = self.restore.take()
             && !restore.is_restored()
         {
-            restore.router.give_up_if_unrestorable(&restore.id);
+            restore.router.abandon_if_unrestorable(&restore.id);
         }
     }
 }

@@ -34,7 +34,7 @@ const MAX_ROUTINGS: usize = 3;
 /// rmcp reads the body first and only then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
-/// The inner service, as used for requests that are not served right away.
+/// The inner service, as used for requests not served right away.
 pub(crate) trait Inner:
     Service<Request<Body>, Response: IntoResponse, Future: Send> + Send
 {
@@ -46,7 +46,7 @@ impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Futu
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
-/// Serves a request relayed by another instance, or answers 421 if its session is not here.
+/// Serves a peer's request, or responds with 421 if its session is not here.
 ///
 /// If it takes too long to decide whether the session is here, the peer's client is asked to retry.
 pub(crate) async fn serve_peer<S: Inner>(
@@ -103,10 +103,10 @@ fn session_id(request: &Request<Body>) -> Option<String> {
     Fields::parse(request.headers()).session.map(str::to_owned)
 }
 
-/// Answers 421 to a peer, because the request's session is not here.
+/// Responds to a peer with 421, because the request's session is not here.
 ///
-/// If it turns out that the session is here by now, the client is asked to retry instead. If this instance reclaims the session only after
-/// answering, the peer's claim fails.
+/// If the session turns out to be here after all, the client is asked to retry instead. If this instance reclaims the session only after
+/// responding, the peer's claim fails.
 async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_id(&request);
     if let Some(id) = &session {
@@ -119,7 +119,7 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers 421 to a peer once the answers to the session's calls have been written.
+/// Responds to a peer with 421 once the answers to the session's calls have been written.
 ///
 /// If the answers have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
@@ -141,7 +141,7 @@ fn retry_later(router: &Router) -> Response<Body> {
 
 /// Serves a request whose session is not known to be open here.
 ///
-/// After [`MAX_ROUTINGS`] attempts at routing it, the client is asked to retry.
+/// After [`MAX_ROUTINGS`] routing attempts, the client is asked to retry.
 pub(crate) async fn serve_remote<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -175,13 +175,13 @@ async fn serve_absent<S: Inner>(
     let rewritten = router.rewrite_event_id(&mut request);
     let response = without_session(serve(router, inner, request, rewritten, None)).await?;
     let is_not_loaded = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
-    Ok(replace_failed(router, session.as_deref(), response, is_not_loaded).await)
+    Ok(replace_failed_restore(router, session.as_deref(), response, is_not_loaded).await)
 }
 
 /// Serves a request here, restoring its session first unless another request already has.
 ///
-/// Refuses the request if its body cannot be read, if the session cannot be reclaimed, or if another request has been restoring it for
-/// [`RESTORE_TIMEOUT`].
+/// Refuses the request if its body cannot be read, if the session cannot be reclaimed, or if another request has been restoring the session
+/// for [`RESTORE_TIMEOUT`].
 async fn restore_and_serve<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -190,13 +190,14 @@ async fn restore_and_serve<S: Inner>(
 ) -> Result<Restored, S::Error> {
     let session = session_id(&request);
     let is_call = request.method() == Method::POST;
-    // Read the body before taking a turn, so that no other request has to wait if it stalls.
+    // Read the body before taking a turn, so that other requests do not have to wait if it stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {
         read.await
     } else {
-        // While the body is being read, another request may restore the session, and the grace period of one of its calls may run out.
+        // While the body is being read, another request may restore the session, and one of the session's calls may reach the end of its
+        // grace period.
         router.turned_away.record_if_slow(read).await
     };
     if let Err(refusal) = read {
@@ -255,23 +256,23 @@ async fn restore_and_serve<S: Inner>(
     };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of an earlier attempt, after which the session was given up.
+        // rmcp reuses the result of an earlier, abandoned attempt.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
             router
                 .sessions
                 .restore_attempts
-                .was_given_up(SessionHash::of(id))
+                .was_abandoned(SessionHash::of(id))
         }),
         _ => false,
     };
-    let response = replace_failed(router, session.as_deref(), response, has_failed);
+    let response = replace_failed_restore(router, session.as_deref(), response, has_failed);
     Ok(Restored::Served(response.await))
 }
 
 /// Substitutes [`Router::restore_failure`] if rmcp could not restore the session.
 ///
 /// This happens, for example, if the directory does not answer.
-async fn replace_failed(
+async fn replace_failed_restore(
     router: &Router,
     session: Option<&str>,
     response: Response<Body>,
@@ -286,7 +287,7 @@ async fn replace_failed(
 /// The result of a request that had to restore its session.
 enum Restored {
     Served(Response<Body>),
-    /// The session belongs to another instance by now, or this instance has stopped.
+    /// The session now belongs to another instance, or this instance has stopped.
     Moved(Request<Body>),
 }
 
@@ -301,9 +302,9 @@ impl Drop for CompletionGuard<'_> {
     }
 }
 
-/// Serves a request here, or answers it if it resumes a call that was lost with its instance.
+/// Serves a request here, or answers it directly if it resumes a call lost with its instance.
 ///
-/// The `guard`, if there is one, keeps the request in flight in its session until the response head is ready.
+/// The `guard`, if any, keeps the request in flight in its session until the response head is ready.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -334,8 +335,8 @@ pub(crate) async fn serve<S: Inner>(
         RewriteOutcome::Local(generation, call) => {
             let response = with_resumed_call(generation, call, response).await?;
             let response = response.into_response();
-            // An inner layer may have answered while the call is still running here, and its grace period may run out before the client is
-            // back.
+            // An inner layer may have responded while the call is still running here, and the call's grace period may run out before the
+            // client reconnects.
             if is_temporary(response.status()) {
                 router.turned_away.record();
             }
@@ -365,9 +366,9 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
+/// Returns the response, or 503 with `Retry-After` if its session has been relinquished.
 ///
-/// In that case rmcp answers 500 to a call that it could not start, and 404 to a request that was waiting for the same restore.
+/// In that case, rmcp responds with 500 to a call it could not start, and with 404 to a request waiting for the same restore.
 pub(crate) fn replace_if_relinquished(
     router: &Router,
     response: Response<Body>,

@@ -1,7 +1,9 @@
-//! Contested sessions, for which the directory has another owner's record at a higher epoch.
+//! Handles contested sessions.
+//!
+//! A session is contested if the directory has another owner's record for it, at a higher epoch.
 //!
 //! Until the heartbeat task has decided who owns it, a contested session serves nothing new, but its calls keep running. If the other owner
-//! has its lease, the session is relinquished to it. If that owner provably has no lease, the session is claimed back.
+//! has its lease, the session is relinquished to it. If that owner provably has no lease, the session is reclaimed.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +25,7 @@ impl Sessions {
         }
     }
 
-    /// Called with the record that the directory has for a session.
+    /// Called with the directory's record for a session.
     ///
     /// If the record is this instance's own, the session is confirmed. If it is another owner's, the session is contested. If it is a
     /// tombstone, the session is relinquished.
@@ -33,14 +35,14 @@ impl Sessions {
                 let must_renew = self.shard(session).get_mut(&session).is_some_and(|local| {
                     let is_later = ownership.epoch > local.epoch;
                     local.epoch = local.epoch.max(ownership.epoch);
-                    local.written = Some(Instant::now());
+                    local.written_at = Some(Instant::now());
                     local.contested = None;
                     let Some(since) = local.renewal_due.take() else {
                         local.unconfirmed = None;
                         return false;
                     };
                     if is_later {
-                        // An earlier write took this epoch but its response was lost, so the next write takes a higher one.
+                        // An earlier write took this epoch, but its response was lost, so the next write takes a higher one.
                         local.renewal_due = Some(since);
                     } else {
                         // The directory had lost the record, so the session has been written at its old epoch. The next epoch is higher, so
@@ -113,7 +115,7 @@ impl Sessions {
 
     /// Returns `true` if no other instance contests a session or can have claimed it since `lapse`.
     ///
-    /// A session that is not local needs no verification.
+    /// A session that is not local does not need to be verified.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {
         let shard = self.shard(session);
         shard

@@ -1,4 +1,4 @@
-//! Guards that count contested sessions, and sessions that must be written again.
+//! Guards that count contested sessions and sessions that must be rewritten.
 
 use std::sync::{
     Arc,

@@ -4,7 +4,7 @@
 //!    enter.
 //! 2. Before an idle gate is closed, other conditions are checked as well, such as whether the session has calls in flight. The gate is
 //!    closed only if no request has entered since it was found idle, so the conditions cannot have changed unnoticed.
-//! 3. The gate never reopens. A session that is restored gets a new gate.
+//! 3. The gate never reopens. A restored session gets a new gate.
 
 use std::{
     fmt,
@@ -57,7 +57,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is closed, even if it already was.
+    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it already was.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

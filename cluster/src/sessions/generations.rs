@@ -14,7 +14,7 @@ use crate::ids::Incarnation;
 #[derive(Debug)]
 pub(crate) struct Generations {
     this_instance: Incarnation,
-    /// The generations of the sessions that have been restored here.
+    /// The generations of sessions restored here.
     restored: RwLock<HashMap<Box<str>, Incarnation>>,
 }
 

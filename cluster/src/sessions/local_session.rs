@@ -20,15 +20,15 @@ pub(super) struct LocalSession {
     pub(super) epoch: Epoch,
     /// Another owner's record in the directory, if there is one with a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// Set while the session has to be written again before the directory is considered consistent.
+    /// Set while the session must be rewritten before the directory is considered consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. The session is not written until they are known.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
-    /// When the session was last known to be in the directory. `None` if it has yet to be written.
-    pub(super) written: Option<Instant>,
-    /// When the session last took an epoch. Claims on earlier records can no longer succeed.
-    pub(super) renewed: Instant,
+    /// When the session was last known to be in the directory, or `None` if not yet written.
+    pub(super) written_at: Option<Instant>,
+    /// When the session last adopted an epoch. Claims on earlier records can no longer succeed.
+    pub(super) renewed_at: Instant,
     /// When a new epoch became due, or `None` if none is due.
     pub(super) renewal_due: Option<Instant>,
     pub(super) is_queued: bool,
@@ -39,7 +39,7 @@ pub(super) struct LocalSession {
 /// How far a session's restore has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its parameters have been loaded, at this time.
+    /// Its parameters were loaded at this time.
     Loaded(Instant),
     /// It has been opened, but its handler has not accepted the replayed `initialize` yet, so it has no calls.
     Restoring,
@@ -60,15 +60,15 @@ impl LocalSession {
             unconfirmed: None,
             params: None,
             phase: Phase::Open,
-            written: None,
-            renewed: Instant::now(),
+            written_at: None,
+            renewed_at: Instant::now(),
             renewal_due: None,
             is_queued: false,
             was_sent: false,
         }
     }
 
-    /// Creates a session that is about to be restored.
+    /// Creates a session about to be restored.
     pub(super) fn loaded(id: &str, epoch: Epoch, session_index: &Arc<SessionIndex>) -> Self {
         Self {
             epoch,
@@ -91,29 +91,32 @@ impl LocalSession {
     /// A session without parameters is not in the directory, so it cannot have been claimed.
     pub(super) fn is_verified(&self, lapse: Option<Lapse>) -> bool {
         let is_verified = |lapse: Lapse| {
-            let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stall;
+            let is_written = self
+                .written_at
+                .is_some_and(|written_at| written_at >= lapse.since)
+                && !lapse.by_stall;
             self.params.is_none()
-                || self.renewal_due.is_none() && (is_written || self.renewed >= lapse.since)
+                || self.renewal_due.is_none() && (is_written || self.renewed_at >= lapse.since)
         };
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// Records that the directory had the session at `at`, and adopts the new epoch, if any.
-    pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
-        self.written = Some(at);
+    /// Records that the directory had the session at this time, and adopts the new epoch, if any.
+    pub(super) fn on_written(&mut self, written_at: Instant, renewed: Option<Epoch>) {
+        self.written_at = Some(written_at);
         self.contested = None;
         let _confirmed = self
             .unconfirmed
-            .take_if(|unconfirmed| unconfirmed.since <= at);
+            .take_if(|unconfirmed| unconfirmed.since <= written_at);
         if let Some(epoch) = renewed {
             self.epoch = self.epoch.max(epoch);
-            self.renewed = at;
-            self.renewal_due = self.renewal_due.filter(|since| *since > at);
+            self.renewed_at = written_at;
+            self.renewal_due = self.renewal_due.filter(|since| *since > written_at);
         }
     }
 
     /// Returns `true` if the session has yet to be written.
     pub(super) fn is_unwritten(&self) -> bool {
-        self.params.is_some() && self.written.is_none()
+        self.params.is_some() && self.written_at.is_none()
     }
 }

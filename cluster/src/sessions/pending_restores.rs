@@ -1,6 +1,6 @@
-//! Sessions that are about to be restored here.
+//! Sessions about to be restored here.
 //!
-//! 1. As far as peers are concerned, such a session is already local. Otherwise a peer would claim a session that this instance has only
+//! 1. As far as peers are concerned, these sessions are already local. Otherwise, a peer would claim a session that this instance has only
 //!    just claimed, and both would restore it.
 //! 2. Only one request at a time restores a session.
 

@@ -1,4 +1,4 @@
-//! The queues of sessions and tombstones to write to the directory.
+//! Queues of sessions and tombstones waiting to be written to the directory.
 
 use std::collections::VecDeque;
 
@@ -11,13 +11,13 @@ use crate::{
 
 /// Maximum number of deleted sessions in each queue. Beyond that, the oldest are dropped.
 ///
-/// The directory removes their records by itself within an hour.
+/// The directory removes their records on its own within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
-/// Writes that are sent together.
+/// A group of writes sent together.
 ///
-/// Every batch must be passed on to [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue), and every
-/// deletion to [`on_deletion_result`](super::Sessions::on_deletion_result).
+/// Every batch must be passed to [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue), and every deletion
+/// to [`on_deletion_result`](super::Sessions::on_deletion_result).
 pub(crate) enum Work {
     Delete(Vec<(SessionHash, Tombstone)>),
     Register(Batch),
@@ -27,23 +27,23 @@ pub(crate) enum Work {
 pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
-    pub(super) started: Instant,
-    /// Whether the directory may already have had these sessions.
+    pub(super) taken_at: Instant,
+    /// Whether the directory may have held these sessions before.
     pub(super) is_rewrite: bool,
 }
 
-/// The sessions and tombstones to write.
+/// Sessions and tombstones waiting to be written.
 #[derive(Default)]
 pub(super) struct Queues {
     /// Sessions that have never been in the directory. They are written first, because their clients are waiting.
     pub(super) fresh: VecDeque<SessionHash>,
-    /// Sessions to be written again.
+    /// Sessions to be rewritten.
     pub(super) rewrites: VecDeque<SessionHash>,
-    /// Deleted sessions whose tombstones have not been written yet.
+    /// Deleted sessions whose tombstones have yet to be written.
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions whose tombstones have been written, and when, oldest first.
     ///
-    /// There are at most [`MAX_DELETED`]. If the directory may have lost data, they are queued again.
+    /// There are at most [`MAX_DELETED`]. If the directory may have lost data, they are requeued.
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
@@ -67,26 +67,30 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// Records that a session's tombstone has been written. This completes its queued deletions.
+    /// Records that a session's tombstone has been written, which completes its queued deletions.
     ///
-    /// Does nothing if none is queued.
+    /// Does nothing if no deletion is queued.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
-        let is_of_session = |deleted: &Deleted| deleted.session == session;
-        let deletions = self.deleted.iter().filter(|deleted| is_of_session(deleted));
+        let matches_session = |deleted: &Deleted| deleted.session == session;
+        let deletions = self
+            .deleted
+            .iter()
+            .filter(|deleted| matches_session(deleted));
         let Some(epoch) = deletions.map(|deleted| deleted.epoch).max() else {
             return;
         };
-        self.deleted.retain(|deleted| !is_of_session(deleted));
+        self.deleted.retain(|deleted| !matches_session(deleted));
         let now = Instant::now();
         self.tombstones.push_back((now, session, epoch));
         while self.tombstones.len() > MAX_DELETED
-            || (self.tombstones.front()).is_some_and(|(since, ..)| now - *since >= RECORD_TTL)
+            || (self.tombstones.front())
+                .is_some_and(|(written_at, ..)| now - *written_at >= RECORD_TTL)
         {
             self.tombstones.pop_front();
         }
     }
 
-    /// Queues all tombstones again, because the directory may have lost them.
+    /// Requeues all tombstones, because the directory may have lost them.
     ///
     /// The queue may exceed [`MAX_DELETED`] as a result.
     pub(super) fn requeue_tombstones(&mut self) {
@@ -102,7 +106,7 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Returns `true` if a tombstone that may have been lost has not been written again yet.
+    /// Returns `true` if a tombstone that may have been lost has yet to be rewritten.
     pub(super) fn has_lost_tombstones(&self) -> bool {
         self.deleted.iter().any(|deleted| deleted.is_rewrite)
     }

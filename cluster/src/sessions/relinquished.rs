@@ -1,4 +1,4 @@
-//! Relinquished sessions, which still have to be closed.
+//! Relinquished sessions that have yet to be closed.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -23,7 +23,7 @@ pub(crate) struct RelinquishedSessions {
     closed: Notify,
 }
 
-/// A session that is still open here but has been relinquished.
+/// A relinquished session that is still open here.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Relinquished {
     /// The session's id, which is needed to close it.
@@ -40,7 +40,7 @@ pub(crate) enum RelinquishedTo {
     AnyClaimer,
     /// The restore failed, and the next request will restore the session again.
     RestoreRetry,
-    /// The session could not be given to its client, so it has not started.
+    /// The session could not be given to its client, so it never started.
     NoClient,
     /// The session has ended, for example through another instance or at another service.
     Ended,
@@ -68,7 +68,7 @@ impl RelinquishedSessions {
         let _ = self.sender.send(session);
     }
 
-    /// Called when a session that was sent has been closed.
+    /// Called when a relinquished session has been closed.
     pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {

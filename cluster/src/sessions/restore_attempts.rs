@@ -2,10 +2,10 @@
 //!
 //! 1. An attempt is counted as soon as its session's parameters have been loaded. After three failures, the session is considered
 //!    unrestorable.
-//! 2. If the client disconnects or a layer answers in place of rmcp, the attempt is given up, which is not a failure. The session manager
-//!    and the session store notice this because rmcp drops their futures.
-//! 3. When an attempt is given up, rmcp answers 404 to the requests waiting for it (`aborted_restore` in ARCHITECTURE.md, Workarounds). To
-//!    recognize these answers, each attempt that has been given up is remembered for [`GIVEN_UP_TTL`].
+//! 2. If the client disconnects or a layer responds instead of rmcp, the attempt is abandoned, which does not count as a failure. The
+//!    session manager and the session store notice this because rmcp drops their futures.
+//! 3. When an attempt is abandoned, rmcp responds with 404 to the requests waiting for it (`aborted_restore` in ARCHITECTURE.md,
+//!    Workarounds). So that these responses can be recognized, each abandoned attempt is remembered for [`ABANDONED_TTL`].
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -26,18 +26,18 @@ const MAX_ATTEMPTS: u32 = 3;
 
 /// Maximum number of sessions whose attempts are counted.
 ///
-/// If a new deployment cannot restore the old sessions, all of their clients return within a few minutes.
+/// This has to cover a new deployment that cannot restore any of the old sessions, whose clients all reconnect within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
 /// How long a session's attempts are remembered after the last one.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
-/// How long an attempt that has been given up affects other requests.
+/// How long an abandoned attempt affects other requests.
 ///
 /// One second is enough because rmcp discards the attempt's result as soon as one of its own tasks has run.
-const GIVEN_UP_TTL: Duration = Duration::from_secs(1);
+const ABANDONED_TTL: Duration = Duration::from_secs(1);
 
-/// The attempts to restore each session that has not been restored yet.
+/// Attempts to restore each session that has yet to be restored.
 #[derive(Debug)]
 pub(crate) struct RestoreAttempts(Mutex<TtlCache<Attempts>>);
 
@@ -47,13 +47,13 @@ struct Attempts {
     count: u32,
     /// The epoch at which this instance owned the session at the last attempt.
     epoch: Option<Epoch>,
-    /// When an attempt was last given up.
-    given_up: Option<Instant>,
+    /// When an attempt was last abandoned.
+    abandoned_at: Option<Instant>,
 }
 
 /// A step of a restore attempt, during which rmcp awaits a future.
 ///
-/// If it is dropped before [`complete`](Self::complete), the attempt has been given up.
+/// Dropping it before [`complete`](Self::complete) marks the attempt as abandoned.
 pub(crate) struct RestoreStep<'a> {
     attempts: &'a RestoreAttempts,
     session: SessionHash,
@@ -77,7 +77,7 @@ impl RestoreAttempts {
         self.step(session, false)
     }
 
-    /// Begins a step of an attempt that has already been counted.
+    /// Begins a step of an already counted attempt.
     pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, true)
     }
@@ -87,22 +87,22 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt if the session is unrestorable, otherwise `None`.
+    /// Returns the epoch of the last attempt if the session is unrestorable, or `None` otherwise.
     ///
-    /// An attempt that is still running counts as failed.
+    /// An attempt still in progress counts as failed.
     pub(crate) fn unrestorable_epoch(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;
         attempts.epoch.filter(|_| attempts.count >= MAX_ATTEMPTS)
     }
 
-    /// Returns `true` if an attempt has been given up within the last [`GIVEN_UP_TTL`].
-    pub(crate) fn was_given_up(&self, session: SessionHash) -> bool {
+    /// Returns `true` if an attempt was abandoned within the last [`ABANDONED_TTL`].
+    pub(crate) fn was_abandoned(&self, session: SessionHash) -> bool {
         let (now, cache) = (Instant::now(), self.cache());
-        let given_up = cache
+        let abandoned_at = cache
             .get(session, now)
-            .and_then(|attempts| attempts.given_up);
-        given_up.is_some_and(|at| now.saturating_duration_since(at) < GIVEN_UP_TTL)
+            .and_then(|attempts| attempts.abandoned_at);
+        abandoned_at.is_some_and(|at| now.saturating_duration_since(at) < ABANDONED_TTL)
     }
 
     fn step(&self, session: SessionHash, is_counted: bool) -> RestoreStep<'_> {
@@ -135,21 +135,21 @@ impl Default for RestoreAttempts {
 // === impl RestoreStep ===
 
 impl RestoreStep<'_> {
-    /// Completes the step, whether or not it was successful.
+    /// Marks the step as complete, whether or not it succeeded.
     pub(crate) fn complete(mut self) {
         self.is_complete = true;
     }
 }
 
 impl Drop for RestoreStep<'_> {
-    /// Gives up the attempt unless the step is complete. A panic counts as a failure instead.
+    /// Abandons the attempt unless the step is complete. A panic counts as a failure instead.
     fn drop(&mut self) {
         if self.is_complete || thread::panicking() {
             return;
         }
         self.attempts.update(self.session, |attempts, now| {
             attempts.count = attempts.count.saturating_sub(self.is_counted.into());
-            attempts.given_up = Some(now);
+            attempts.abandoned_at = Some(now);
         });
     }
 }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_is_given_up_has_not_failed() {
+    fn an_abandoned_attempt_has_not_failed() {
         let attempts = RestoreAttempts::default();
         for _ in 0..3 {
             attempts.add(session(), Epoch::now());
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_was_given_up_is_recorded_for_a_second() {
+    async fn an_abandoned_attempt_is_recorded_for_a_second() {
         let attempts = RestoreAttempts::default();
         attempts.begin_load(session()).complete();
-        assert!(!attempts.was_given_up(session()));
+        assert!(!attempts.was_abandoned(session()));
         drop(attempts.begin_load(session()));
-        assert!(attempts.was_given_up(session()));
-        tokio::time::advance(GIVEN_UP_TTL).await;
-        assert!(!attempts.was_given_up(session()));
+        assert!(attempts.was_abandoned(session()));
+        tokio::time::advance(ABANDONED_TTL).await;
+        assert!(!attempts.was_abandoned(session()));
     }
 }

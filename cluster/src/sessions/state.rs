@@ -1,4 +1,4 @@
-//! The local sessions and their lifecycle.
+//! Local sessions and their lifecycle.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -23,7 +23,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Number of locks that the sessions are spread over.
+/// Number of locks the sessions are spread over.
 const SHARDS: usize = 64;
 
 /// How long a loaded session may take to be opened before it is removed.
@@ -40,7 +40,7 @@ pub(crate) struct Sessions {
     pub(super) queues: Mutex<Queues>,
     /// Number of contested sessions, nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
-    /// Number of sessions that must be written again before the directory is considered consistent.
+    /// Number of sessions that must be rewritten before the directory is considered consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// Notified when there may be something to write.
     pub(super) wake: Notify,
@@ -116,7 +116,7 @@ impl Sessions {
         self.session_index.gate(id)
     }
 
-    /// Closes all gates, including those of sessions that are opened later.
+    /// Closes all gates, including those of sessions opened later.
     pub(crate) fn close_gates(&self) {
         self.session_index.close_all();
     }
@@ -137,7 +137,7 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Called when a session has been opened, by its client or in order to be restored.
+    /// Called when a session has been opened, either by its client or to restore it.
     ///
     /// Queues the session to be written if its parameters are known.
     pub(crate) fn on_opened(&self, id: &str, is_restored: bool) {
@@ -168,7 +168,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Queues a session whose parameters are known, unless it has already been written or queued.
+    /// Queues a session with known parameters, unless it has already been written or queued.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unwritten() && !std::mem::replace(&mut local.is_queued, true)
@@ -217,7 +217,7 @@ impl Sessions {
         self.restore_attempts.on_restored(session);
     }
 
-    /// Begins to replay the `initialize` of a session that is being restored.
+    /// Begins to replay the `initialize` of a session being restored.
     ///
     /// Returns `None` for any other session.
     pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
@@ -238,7 +238,7 @@ impl Sessions {
 
     /// Called when a session's parameters have been read and it is about to be restored here.
     ///
-    /// A session that is already local keeps its own parameters, if they are known, and takes the new epoch if that is higher.
+    /// An already local session keeps its own parameters, if known, and adopts the new epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -249,7 +249,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// Removes a session that has been loaded but not opened. Does nothing for any other session.
+    /// Removes a session that was loaded but never opened. Does nothing for any other session.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && matches!(local.get().phase, Phase::Loaded(_))
@@ -260,7 +260,7 @@ impl Sessions {
 
     /// Called when a session has been closed.
     ///
-    /// If it has since been loaded again, it is kept so that it can be restored.
+    /// If it has since been reloaded, it is retained so that it can be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
@@ -285,7 +285,7 @@ impl Sessions {
 
     /// Called when a session turns out to be unrestorable, which ends it.
     ///
-    /// The tombstone that it queues does not replace a later claim.
+    /// The tombstone it queues does not replace a later claim.
     pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
         self.end(id, epoch);
     }
@@ -329,7 +329,7 @@ impl Sessions {
         self.wait_until(|| {
             self.shard(session)
                 .get(&session)
-                .is_none_or(|local| local.written.is_some())
+                .is_none_or(|local| local.written_at.is_some())
         })
         .await;
     }
@@ -343,7 +343,7 @@ impl Sessions {
             .any(|deleted| deleted.session == session)
     }
 
-    /// Waits until a session has no tombstone left to be written.
+    /// Waits until a session has no more tombstones to be written.
     pub(crate) async fn wait_until_removed(&self, session: SessionHash) {
         self.wait_until(|| !self.is_deleted(session)).await;
     }
@@ -355,7 +355,7 @@ impl Sessions {
 
     /// Waits until `condition` returns `true`.
     ///
-    /// The condition is checked at once, and again after each write, restore, relinquishment and heartbeat.
+    /// The condition is checked immediately, and again after each write, restore, relinquishment and heartbeat.
     pub(crate) async fn wait_until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }
@@ -373,7 +373,7 @@ impl Sessions {
             .get(&session)
             .map(|local| local.id.clone());
         let gate = id.and_then(|id| self.gate(&id));
-        // A session that has been restored in the meantime has a new gate.
+        // A session restored in the meantime has a new gate.
         if gate.is_some_and(|gate| gate.is_closed()) {
             self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }
@@ -403,7 +403,7 @@ impl Sessions {
         }
     }
 
-    /// Wakes the tasks that are waiting in [`wait_until`](Self::wait_until).
+    /// Wakes the tasks waiting in [`wait_until`](Self::wait_until).
     pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }

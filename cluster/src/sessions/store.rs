@@ -1,4 +1,4 @@
-//! rmcp's session store, which uses the directory to keep what is needed to restore a session.
+//! Implements rmcp's session store on top of the directory.
 //!
 //! 1. A new session that has not been written to the directory within [`OPEN_TIMEOUT`] is not started ([`Sessions::admit_new_session`]). An
 //!    ended session's tombstone is written as soon as the directory answers.
@@ -22,7 +22,7 @@ use crate::{
 
 /// Maximum length of a session's parameters, as JSON.
 ///
-/// Clients can still reach a session with longer parameters, but it is not restored once its instance has died.
+/// Clients can still reach a session with longer parameters, but it is not restored after its instance dies.
 const MAX_PARAMS: usize = 64 * 1024;
 
 /// How long a new session waits for its record to be written.
@@ -30,7 +30,7 @@ const MAX_PARAMS: usize = 64 * 1024;
 /// This is long enough for two attempts of [`DIRECTORY_TIMEOUT`] each.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps, in the directory, what is needed to restore a session.
+/// Uses the directory to store what is needed to restore a session.
 #[derive(Debug)]
 pub(crate) struct ClusterStore {
     this_instance: Incarnation,

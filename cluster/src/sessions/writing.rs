@@ -20,20 +20,20 @@ use crate::{
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after its last write a session is written again.
+/// How long after its last write a session is rewritten.
 ///
-/// If the backend evicts a record, it is therefore missing for at most 70 s.
+/// A record evicted by the backend is therefore missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
 impl Sessions {
     /// Waits until something may have been queued.
-    pub(crate) async fn wait_until_work(&self) {
+    pub(crate) async fn wait_for_work(&self) {
         self.wake.notified().await;
     }
 
-    /// Queues all sessions and tombstones again, because the directory may have lost them.
+    /// Requeues all sessions and tombstones, because the directory may have lost them.
     pub(crate) fn write_all_again(&self) {
         self.queues().requeue_tombstones();
         let now = Instant::now();
@@ -44,7 +44,7 @@ impl Sessions {
                 }
             }
         }
-        self.queue_again(|_| true);
+        self.requeue_if(|_| true);
     }
 
     /// Queues every session to be written at a new epoch.
@@ -60,17 +60,17 @@ impl Sessions {
         self.write_all_again();
     }
 
-    /// Queues all sessions again, because another owner has replaced one of their records.
+    /// Requeues all sessions, because another owner has replaced one of their records.
     pub(crate) fn check_all(&self) {
-        self.queue_again(|_| true);
+        self.requeue_if(|_| true);
     }
 
-    /// Queues a session again, for example because its record is missing or has another owner.
+    /// Requeues a session, for example because its record is missing or has another owner.
     ///
     /// Does nothing if the session is not local or its parameters are not known yet.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let must_queue = self.shard(session).get_mut(&session).is_some_and(|local| {
-            local.written = None;
+            local.written_at = None;
             local.params.is_some() && !std::mem::replace(&mut local.is_queued, true)
         });
         if must_queue {
@@ -79,18 +79,22 @@ impl Sessions {
         }
     }
 
-    /// Queues sessions last written long ago, and removes those whose restore has timed out.
+    /// Requeues sessions due to be refreshed, and removes those whose restore has timed out.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {
             lock(shard).retain(|_, local| {
-                !matches!(local.phase, Phase::Loaded(since) if now - since >= RESTORE_TIMEOUT)
+                !matches!(local.phase, Phase::Loaded(loaded_at) if now - loaded_at >= RESTORE_TIMEOUT)
             });
         }
-        self.queue_again(|local| local.written.is_some_and(|at| now - at >= REFRESH_INTERVAL));
+        self.requeue_if(|local| {
+            local
+                .written_at
+                .is_some_and(|written_at| now - written_at >= REFRESH_INTERVAL)
+        });
     }
 
-    fn queue_again(&self, is_due: impl Fn(&LocalSession) -> bool) {
+    fn requeue_if(&self, is_due: impl Fn(&LocalSession) -> bool) {
         for shard in &self.shards {
             let mut due = Vec::new();
             for (session, local) in lock(shard).iter_mut() {
@@ -108,7 +112,7 @@ impl Sessions {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write, new ones before those to be written again.
+    /// Returns the next sessions to write, new ones before rewrites.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
@@ -135,7 +139,7 @@ impl Sessions {
     }
 
     fn take_batch(&self, is_rewrite: bool) -> Option<Batch> {
-        let started = Instant::now();
+        let taken_at = Instant::now();
         let mut sessions = Vec::new();
         let mut bytes = 0;
         while sessions.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
@@ -161,7 +165,7 @@ impl Sessions {
         }
         Some(Batch {
             sessions,
-            started,
+            taken_at,
             is_rewrite,
         })
     }
@@ -179,7 +183,7 @@ impl Sessions {
                 Some(record) => self.on_found(*session, *record),
                 None => {
                     if let Some(local) = self.shard(*session).get_mut(session) {
-                        local.on_written(batch.started, *renewed);
+                        local.on_written(batch.taken_at, *renewed);
                     }
                 }
             }
@@ -187,7 +191,7 @@ impl Sessions {
         self.written.notify_waiters();
     }
 
-    /// Queues a batch again because its outcome is unknown.
+    /// Requeues a batch whose outcome is unknown.
     pub(crate) fn requeue(&self, batch: Batch) {
         let mut requeued = Vec::new();
         for Registration { session, .. } in &batch.sessions {

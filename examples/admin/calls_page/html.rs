@@ -7,7 +7,7 @@ use std::{
 
 use super::row::{Row, State};
 
-/// Text that is escaped for use in HTML, between tags and in quoted attributes.
+/// Text escaped for use in HTML, between tags and in quoted attributes.
 struct Text<'a>(&'a str);
 
 /// A duration in milliseconds, displayed in a readable unit.
@@ -131,10 +131,10 @@ fn write_row(page: &mut String, row: &Row) -> fmt::Result {
 }
 
 fn write_detached(page: &mut String, row: &Row) -> fmt::Result {
-    let since = Time(row.detached_ms.unwrap_or_default());
+    let elapsed = Time(row.detached_ms.unwrap_or_default());
     write!(
         page,
-        "<span class=\"state detached\">detached</span> <small>client disconnected {since} ago, "
+        "<span class=\"state detached\">detached</span> <small>client disconnected {elapsed} ago, "
     )?;
     match row.grace_left_ms {
         Some(left) => write!(page, "cancelled in {}</small>", Time(left)),

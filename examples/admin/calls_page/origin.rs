@@ -14,13 +14,13 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// A request sent by one of this server's own pages.
 ///
 /// Other sites can make a browser send forms here, along with its cookies, but they cannot forge the headers in which
-/// the browser states where a request is from.
+/// the browser states a request's origin.
 ///
 /// `Origin` must name the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of the two must be
 /// present, and neither may be repeated. A proxy in front must not change `Host`.
 pub(super) struct SameOrigin;
 
-/// Only answers requests whose host is `localhost` or a loopback address.
+/// Rejects any request whose host is neither `localhost` nor a loopback address.
 ///
 /// Otherwise a site could make its own name resolve to 127.0.0.1, and would then have the same origin (DNS rebinding).
 pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {

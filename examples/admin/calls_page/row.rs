@@ -6,12 +6,12 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters shown of a name, since clients can send names of any length.
+/// Maximum number of characters of a name to show. Clients can send names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
 /// A call, with all times in milliseconds, and `null` for absent values.
 ///
-/// The fields' names and the hashes are the same as in the layer's log, so that the two can be joined.
+/// The field names and hashes are the same as in the layer's log, so that the two can be joined.
 #[derive(Serialize)]
 pub(super) struct Row {
     #[serde(rename = "call")]

@@ -1,6 +1,6 @@
 //! PostgreSQL: if the call is cancelled, the query's connection is closed, and the server notices.
 //!
-//! Dropping a query does not end it on the server. By default, closing the connection does not end it either, because the server does not
+//! Dropping a query does not stop it on the server. By default, closing the connection does not stop it either, because the server does not
 //! notice until it has something to send. With `client_connection_check_interval`, PostgreSQL 14 and later do notice, unless there is a
 //! pooler in between. With a pooler, call `pg_cancel_backend` on another connection instead, but only as long as the query's own connection
 //! has not been returned to the pool. Otherwise you would cancel another call's query.
@@ -52,7 +52,7 @@ pub(crate) async fn sleep(
 pub(crate) async fn run(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
     let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
     wait_for_running(pool, 1).await?;
-    println!("PostgreSQL sleeps; the client hangs up");
+    println!("PostgreSQL is sleeping; the client hangs up");
     client.hang_up();
     wait_for_running(pool, 0).await?;
     println!("PostgreSQL has ended the query");

@@ -72,12 +72,12 @@ pub(crate) async fn count(
 pub(crate) async fn run(addr: SocketAddr) -> Result<(), Failure> {
     let client = raw::call(addr, "count", json!({ "up_to": i64::MAX })).await?;
     RUNNING.notified().await;
-    println!("SQLite counts; the client hangs up");
+    println!("SQLite is counting; the client hangs up");
     client.hang_up();
     let next = raw::call(addr, "count", json!({ "up_to": 100_000 })).await?;
     let answer = next.read_to_end().await?;
     if !answer.contains("counted to 100000") {
-        return Err(format!("not the count: {answer:?}").into());
+        return Err(format!("unexpected answer: {answer:?}").into());
     }
     println!("SQLite was interrupted: the only connection has served the next query");
     Ok(())

@@ -77,7 +77,7 @@ async fn cancel(
         let text = "the only query parameter is `process`";
         return (StatusCode::BAD_REQUEST, error(text));
     };
-    if !page.is_of_this_process(parameters.process.as_deref()) {
+    if !page.is_from_this_process(parameters.process.as_deref()) {
         let text = "the call belonged to another process of the proxy";
         return (StatusCode::CONFLICT, error(text));
     }

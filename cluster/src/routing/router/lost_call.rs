@@ -1,4 +1,4 @@
-//! Answers resumes of calls that were lost with their instance.
+//! Answers resumes of calls lost with their instance.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -16,17 +16,17 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// How long after a claim a former owner that kept its lease may still be running calls.
+/// How long a former owner that kept its lease may go on running calls after a claim.
 ///
-/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner that had
-/// no lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
+/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. A former owner without
+/// a lease notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
 /// ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
 const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
 /// Maximum number of former owners to remember.
 const MAX_FORMER_OWNERS: usize = 16 * 1024;
 
-/// The former owners of the sessions that this instance claimed within [`FORMER_OWNER_TTL`].
+/// Former owners of the sessions claimed by this instance within [`FORMER_OWNER_TTL`].
 #[derive(Debug)]
 pub(crate) struct FormerOwners(Mutex<TtlCache<Incarnation>>);
 
@@ -54,32 +54,32 @@ impl Default for FormerOwners {
 // === impl Router ===
 
 impl Router {
-    /// Answers the resume of a call that was lost with its instance, in place of the application.
+    /// Answers the resume of a call lost with its instance, instead of the application.
     ///
     /// Asks the client to retry if the directory does not answer, or if a missing answer might still be written.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
         let read_answer = || directory.answer(session, lost.incarnation, lost.number);
-        let mut kept = read_answer().await;
-        if matches!(kept, Ok(None)) {
+        let mut stored = read_answer().await;
+        if matches!(stored, Ok(None)) {
             let snapshot = directory.look_up(session).await;
             if !snapshot.is_ok_and(|snapshot| self.former_calls_have_ended(session, &snapshot)) {
                 return self.reject(Refusal::Inconsistent);
             }
             // Read again, in case the former owner wrote the answer between the first read and the lookup.
-            kept = read_answer().await;
+            stored = read_answer().await;
         }
-        match kept {
-            Ok(kept) => lost.answer(accepted, kept.as_ref()),
+        match stored {
+            Ok(stored) => lost.answer(accepted, stored.as_ref()),
             Err(_) => self.reject(Refusal::Inconsistent),
         }
     }
 
     /// Returns `true` if the calls run by a session's former owners have ended.
     ///
-    /// Once they have, any of their answers that were not lost are in the directory.
+    /// Once they have ended, any of their answers that were not lost are in the directory.
     ///
-    /// Such a call may still be running if another instance owns the session by now, or if this instance claimed the session less than
+    /// One of these calls may still be running if another instance now owns the session, or if this instance claimed the session less than
     /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.
     fn former_calls_have_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
         let has_other_owner = matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.this_instance);

@@ -2,7 +2,7 @@
 //!
 //! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
 //! the client cancels the call while it is waiting, the call never starts, and since it does not belong to any session yet, this instance
-//! answers it itself. Cancellations are reported by the session manager, so the application has accepted them, no matter whether a client
+//! answers it directly. Cancellations are reported by the session manager, so by then the application has accepted them, whether a client
 //! or a peer sent them.
 
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// The calls that are waiting for their sessions to be transferred. Clones share them.
+/// Calls waiting for their sessions to be transferred. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitingCalls(Arc<Mutex<Vec<Arc<WaitingCall>>>>);
 
@@ -109,8 +109,7 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// A peer can claim it if it is not open here, or if its record names this instance as the owner. Otherwise the session is written
-    /// again.
+    /// A peer can claim it if it is not open here, or if its record names this instance as the owner. Otherwise, the session is rewritten.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
@@ -139,7 +138,7 @@ impl WaitingCalls {
         WaitingGuard { calls: self, call }
     }
 
-    /// Cancels a session's waiting calls that have the JSON-RPC id `request`.
+    /// Cancels a session's waiting calls with the JSON-RPC id `request`.
     ///
     /// The application must have accepted the cancellation.
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
