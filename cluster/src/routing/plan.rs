@@ -212,13 +212,8 @@ impl RoutingPlan {
 
     /// Returns the action to take after a claim.
     ///
-<<<<<<< HEAD
-    /// `is_consistent` is whether an unowned session provably does not exist. `is_intact` is whether the request can still be sent or served
-    /// unchanged.
-=======
     /// `is_consistent` indicates whether an unowned session provably does not exist. `is_whole` indicates whether the request can still be
     /// sent or served unchanged.
->>>>>>> b532d79bd263bd2fb5619763cca09c6969142b6f
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,
