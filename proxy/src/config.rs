@@ -38,7 +38,7 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// The longest reconnect delay that the proxy sends to clients.
+/// The longest reconnect delay to send to clients.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of the grace period to the reconnect delay.
@@ -46,7 +46,7 @@ const MAX_RETRY: Duration = Duration::from_secs(3);
 /// This allows for two attempts to resume, and for the time that requests take.
 const RETRY_DIVISOR: u32 = 4;
 
-/// The shortest grace period that the proxy accepts without a warning.
+/// The shortest grace period accepted without a warning.
 ///
 /// SDKs that have not received a `retry` resume after 1 s, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
@@ -293,7 +293,7 @@ impl Config {
         let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         warnings.collect()
@@ -312,7 +312,7 @@ impl Config {
         }
     }
 
-    /// Checks for options that conflict, and for options that require another one.
+    /// Checks for conflicting options, and for options that require another one.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
@@ -324,12 +324,12 @@ impl Config {
         let options = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return usage_error(
-                    "no MCP server: give its URL with --upstream, or its command after --",
+                    "no MCP server: pass its URL with --upstream, or its command after --",
                 );
             }
             (Some(_), false) => {
                 return usage_error(
-                    "--upstream and a command are mutually exclusive: give only one of them",
+                    "--upstream and a command are mutually exclusive: pass only one of them",
                 );
             }
             (Some(_), true) => inapplicable::COMMAND_ONLY,
@@ -387,7 +387,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds another source's entries for those options that are not set in the arguments.
+/// Adds another source's entries for options that the arguments do not set.
 fn add_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
@@ -406,7 +406,7 @@ fn add_defaults(
     Ok(merged)
 }
 
-/// Returns `true` if the option is set in the arguments, or another option that replaces it.
+/// Returns `true` if the arguments set the option, or another one that replaces it.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));
@@ -419,7 +419,7 @@ fn is_set(matches: &ArgMatches, option: &str) -> bool {
     }
 }
 
-/// Returns `true` if the option is a switch and is turned off.
+/// Returns `true` if the option is a switch that is turned off.
 fn is_off(matches: &ArgMatches, option: &str) -> bool {
     let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
@@ -439,7 +439,7 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
         .map_err(entry::redact_secrets)
 }
 
-/// Returns `true` if an option's values must not be shown.
+/// Returns `true` if an option's values must be kept secret.
 fn value_is_secret(option: &str) -> bool {
     let command = Config::command();
     let mut arguments = command.get_arguments();

@@ -39,7 +39,7 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// Returns a header's value if the header occurs exactly once, is text and is not empty.
+/// Returns a header's value if the header occurs exactly once and is non-empty text.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
@@ -57,7 +57,7 @@ pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a s
 
 /// Returns `true` if a client accepts this media type.
 ///
-/// If several ranges match it, the most specific one decides (RFC 9110, section 12.5.1).
+/// If several ranges match it, the most specific one takes precedence (RFC 9110, section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let ranges = headers

@@ -78,8 +78,8 @@ pub struct Log {
 ///
 /// # Errors
 ///
-/// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and an error of another kind if the writer thread
-/// or the export of traces can't be started.
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and one of any other kind if the writer thread or
+/// the export of traces can't be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
@@ -103,7 +103,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let log = registry()
         .with(
             lines(format, queue.clone())
-                .with_filter(filter.and(filter_fn(|of| of.target() != TARGET))),
+                .with_filter(filter.and(filter_fn(|metadata| metadata.target() != TARGET))),
         )
         .with(traces.as_ref().map(Traces::layer));
     #[cfg(not(feature = "otel"))]

@@ -213,7 +213,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` if this is progress or a log message, which does no harm if it is lost.
+    /// Returns `true` if this is progress or a log message, which can safely be lost.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -241,7 +241,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the name of the tool that a `tools/call` calls.
+    /// Returns the name of the tool called by a `tools/call`.
     ///
     /// Returns `None` for any other method, or if the name can't be parsed.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
@@ -289,7 +289,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if it does no harm to lose notifications with this method.
+/// Returns `true` if notifications with this method can safely be lost.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -407,11 +407,11 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns up to `max` bytes of a string, with control characters (and line breaks) replaced.
+/// Returns up to `max` bytes of a string, with control characters and line breaks replaced.
 ///
 /// If the string is longer, the result ends with an ellipsis.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
-    let beginning = text.get(..max).unwrap_or(text);
+    let prefix = text.get(..max).unwrap_or(text);
     let clean = |char: char| {
         if char.is_control() {
             char::REPLACEMENT_CHARACTER
@@ -419,14 +419,14 @@ pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
             char
         }
     };
-    let mut shown: String = String::from_utf8_lossy(beginning)
+    let mut sanitized: String = String::from_utf8_lossy(prefix)
         .chars()
         .map(clean)
         .collect();
-    if beginning.len() < text.len() {
-        shown.push('…');
+    if prefix.len() < text.len() {
+        sanitized.push('…');
     }
-    shown
+    sanitized
 }
 
 #[cfg(test)]

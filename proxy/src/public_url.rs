@@ -41,10 +41,10 @@ use self::forwarded::Forwarded;
 /// The path to a protected resource's metadata. The resource's own path may be appended to it.
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
-/// Maximum size of metadata that is rewritten.
+/// Maximum size of metadata to rewrite.
 const MAX_METADATA: usize = 64 * 1024;
 
-/// A service that passes the public URL on to the server, and puts it into responses.
+/// A service that passes the public URL on to the server and puts it into responses.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicUrl<S> {
     inner: S,

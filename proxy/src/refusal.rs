@@ -71,7 +71,7 @@ pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body>
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Returns the response to a request whose body the proxy has refused to read.
+/// Returns the response to a request whose body the proxy refused to read.
 ///
 /// Returns `None` if `error` has any other cause.
 pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {

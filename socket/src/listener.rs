@@ -7,7 +7,7 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long to wait after an accept error that is not about a single connection.
+/// How long to wait after an accept error that is not specific to one connection.
 ///
 /// Retrying immediately would spin, for example while too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -96,8 +96,8 @@ impl WatchedListener {
 
     /// Waits for the next connection, and returns it along with the client's address.
     ///
-    /// Errors are handled as in `axum::serve`: those that are about a single connection are ignored. Any other error, such as
-    /// too many open files, is logged, and the listener retries one second later.
+    /// Errors are handled as in `axum::serve`: those specific to one connection are ignored. Any other error, such as too many
+    /// open files, is logged, and the listener retries one second later.
     ///
     /// # Cancel safety
     ///

@@ -46,7 +46,7 @@ impl Entry {
                 .unwrap_or_default();
             return Err(format!("unknown option `{option}`{nearest}"));
         };
-        // Check this here, because a `false` adds no argument for clap to refuse.
+        // Check this here, because a `false` adds no argument for clap to reject.
         let has_switch = || {
             let mut values = self.values.iter();
             values.any(|value| matches!(value, Value::Switch(_)))
@@ -71,7 +71,7 @@ impl Entry {
         self.option == COMMAND
     }
 
-    /// Returns the arguments that set the option. For a switch that is turned off, there are none.
+    /// Returns the arguments that set the option. There are none for a switch that is turned off.
     pub(super) fn args(&self) -> Vec<OsString> {
         let mut args = Vec::new();
         if self.is_command() {
@@ -104,7 +104,7 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to an unknown one, or `None` if none is similar.
+/// Returns the option most similar to an unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)

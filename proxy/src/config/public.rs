@@ -62,8 +62,8 @@ impl Public {
 impl Network {
     /// Parses an address or a network such as 10.0.0.0/8.
     ///
-    /// An IPv4-mapped IPv6 address is converted to an IPv4 address. So is a network of such addresses, if its prefix is at least
-    /// 96 bits long.
+    /// An IPv4-mapped IPv6 address is converted to IPv4. So is a network of IPv4-mapped addresses, if its prefix is at least 96
+    /// bits long.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let invalid =

@@ -18,7 +18,7 @@ struct Requests {
     none_left: Notify,
 }
 
-/// Marks a request as in flight until it is dropped.
+/// Marks a request as in flight, until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightGuard(InFlight);
 

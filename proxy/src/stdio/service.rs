@@ -45,7 +45,7 @@ use crate::{
 /// Maximum number of processes. No system can run this many.
 const MAX_PERMITS: usize = 1 << 24;
 
-/// A server that speaks stdio, as a service. Clones share the server.
+/// A stdio server, as a service. Clones share the server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
@@ -380,7 +380,7 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// Returns the session of a request that must have one.
+    /// Returns the request's session id, which is required.
     fn required_session(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
         let session = Self::from_headers(headers)?.session;
         session.ok_or("a request without a session")
