@@ -254,9 +254,9 @@ impl CancelOnDisconnectLayer {
     ///
     /// The interval is at least 1 ms. Off by default; rmcp itself sends comments like these every 15 s.
     ///
-    /// A client that has vanished is detected only when a write to its connection fails. The comment, called a *probe*, provides that
-    /// write. Clients ignore it because it is not an event, but proxies treat it as traffic. Probes are only sent between events, never
-    /// inside one, and not at all if the body is encoded or its length is known.
+    /// A vanished client is detected only when a write to its connection fails. The comment, called a *probe*, provides that write. Clients
+    /// ignore it because it is not an event, but proxies treat it as traffic. Probes are only sent between events, never inside one, and
+    /// not at all if the body is encoded or its length is known.
     ///
     /// The layer also sets `X-Accel-Buffering: no` and `Cache-Control: no-cache` on the response, unless the inner service has set them.
     ///
@@ -295,15 +295,14 @@ impl CancelOnDisconnectLayer {
     /// probes, and finally the answer as an event.
     ///
     /// Without this option, if a call is answered with JSON, or is a silent call of revision 2026-07-28, there is no response head until
-    /// the handler sends something. Until then, proxies cut off such a call at their idle limit, and a client that has vanished is not
-    /// detected.
+    /// the handler sends something. Until then, proxies cut off the call at their idle limit, and a vanished client is not detected.
     ///
     /// This is off by default, because the inner response's head is lost: its headers are dropped, and an error status becomes the JSON-RPC
     /// error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
     /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. The layer removes
-    /// `Accept-Encoding` from every POST from such a client that may carry JSON, because the request head does not show whether the body is
-    /// a call. The call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
+    /// `Accept-Encoding` from every POST by these clients that may carry JSON, because the request head does not show whether the body is a
+    /// call. The call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -345,9 +344,9 @@ impl CancelOnDisconnectLayer {
     /// buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
     /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2, a client that stops reading one stream can exhaust the flow-control window of the whole connection. Then none of its
-    /// streams can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them
-    /// exhausted the window. Choose a timeout longer than any pause that a well-behaved client might make.
+    /// On HTTP/2, a client that stops reading one stream can exhaust the entire connection's flow-control window. Then none of its streams
+    /// can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them exhausted the
+    /// window. Choose a timeout longer than any pause that a well-behaved client might make.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///

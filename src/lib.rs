@@ -48,7 +48,7 @@
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | describe a call in events and snapshots |
 //! | [`observe`] | contains the other types in events and snapshots, and the metrics |
 //! | `socket` | detects disconnects that hyper misses (feature `socket`) |
-//! | [`body`], [`transport`] | contain the types that you need to name in services of your own |
+//! | [`body`], [`transport`] | contain the types that you need to name in your own services |
 //! | [`manual`] | explains [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating) and the [defaults](manual::defaults) |
 //!
 //! # What counts as a disconnect
@@ -69,7 +69,7 @@
 //! | a client that … | is detected by |
 //! |---|---|
 //! | has vanished along with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
-//! | has disconnected while hyper is holding bytes of the next request, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
+//! | has disconnected while hyper has part of the next request buffered, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
 //! | has vanished before its silent handler has sent a response head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected but not reading | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
@@ -95,8 +95,8 @@
 //!
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, so it cannot distinguish a
 //!   client that reconnects from one that does not.
-//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does so with this layer, which then also
-//!   reports the reason.
+//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does with this layer, which then also reports the
+//!   reason.
 //! - `mcp-cancel-proxy` is this layer as a standalone program, for servers written in any language.
 //! - `mcp-cancel-cluster` is for servers with several instances behind a load balancer that does not route by session.
 //!

@@ -1,4 +1,4 @@
-//! Waiting until a condition holds.
+//! A helper for waiting until a condition holds.
 
 use std::pin::pin;
 

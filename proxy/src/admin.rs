@@ -1,4 +1,4 @@
-//! The operator pages, on an address of their own: health, metrics and calls in flight.
+//! The operator pages, on their own address: health, metrics and calls in flight.
 //!
 //! | path | what it does |
 //! |---|---|

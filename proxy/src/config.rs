@@ -87,7 +87,7 @@ pub struct Config {
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that has disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or
+    /// How long a call waits for a disconnected client: auto, immediate, never, a time such as 20s (auto, with this time), or
     /// always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
@@ -276,7 +276,7 @@ impl Config {
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// Returns the grace periods that are times, each with its tool (`None` for the default).
+    /// Returns the timed grace periods, each with its tool (`None` for the default).
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let tool_graces = self.tool_grace.iter();
         let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));

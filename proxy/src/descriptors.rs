@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Number of descriptors reserved for the program itself.
 ///
-/// The listeners, the runtime and the standard streams need some, and so does a process that is being started.
+/// The listeners, the runtime and the standard streams need some, and so does a process being started.
 const RESERVED: usize = 48;
 
 /// Number of descriptors per session.

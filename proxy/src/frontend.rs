@@ -250,8 +250,8 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` means no limit. To the kernel, a client that is not reading looks the same as one that has vanished, so it has to wait
-/// longer than the layer does.
+/// `None` means no limit. To the kernel, a client that is not reading looks the same as a vanished one, so the kernel has to
+/// wait longer than the layer does.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));

@@ -158,7 +158,7 @@ fn prepend_default(filter: &str) -> String {
     }
 }
 
-/// Returns the number of lines that have been dropped.
+/// Returns the number of dropped lines.
 #[must_use]
 pub fn dropped() -> u64 {
     queue::dropped()

@@ -252,7 +252,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Parses the `params`. A member that is missing or has the wrong type is `None`.
+    /// Parses the `params`. A missing or mistyped member is `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
@@ -419,10 +419,7 @@ pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
             char
         }
     };
-    let mut sanitized: String = String::from_utf8_lossy(prefix)
-        .chars()
-        .map(clean)
-        .collect();
+    let mut sanitized: String = String::from_utf8_lossy(prefix).chars().map(clean).collect();
     if prefix.len() < text.len() {
         sanitized.push('…');
     }

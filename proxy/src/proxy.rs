@@ -61,7 +61,7 @@ pub struct Proxy {
     ended: EndedCalls,
 }
 
-/// Counts the calls that have ended. Clones share the count.
+/// Counts ended calls. Clones share the count.
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 

@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions that have sessions. A client can negotiate any of them with its server.
+/// The revisions with sessions. A client can negotiate any of them with its server.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// The `Retry-After` to send while a limit is reached.

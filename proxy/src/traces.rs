@@ -96,7 +96,7 @@ struct TracedBody {
     span: Span,
 }
 
-/// Sends spans on the program's runtime. The exporter calls it from a thread of its own.
+/// Sends spans on the program's runtime. The exporter calls it from its own thread.
 struct Sender {
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,

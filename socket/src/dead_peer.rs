@@ -64,8 +64,8 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// The options cannot distinguish a dead peer from one that is merely unreachable for a while. In a test, a user timeout of 5 s
 /// closed connections after an outage of only 4.5 s, even though the network was already back. It also closed the connections
-/// of clients that had not read for 8 s. The defaults tolerate a network change, and clients that are paused for a minute by a
-/// debugger or a closed laptop lid.
+/// of clients that had not read for 8 s. The defaults tolerate a network change, and clients paused for a minute by a debugger
+/// or a closed laptop lid.
 ///
 /// # Clients that are not reading
 ///
@@ -298,7 +298,7 @@ mod tests {
                     let options = second(first(DeadPeer::new(), first_value), second_value);
                     match options.apply(&listener()) {
                         Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
-                        // The kernel refuses numbers that are out of range.
+                        // The kernel rejects out-of-range numbers.
                         Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
                     }
                 }

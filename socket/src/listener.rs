@@ -15,8 +15,8 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
 /// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading, because it has buffered the next
-/// request or because the handler is not reading the request body. With a plain `TcpListener`, such a disconnect is detected
-/// only once a write fails, and never if nothing is written.
+/// request or because the handler is not reading the request body. With a plain `TcpListener`, this kind of disconnect is
+/// detected only once a write fails, and never if nothing is written.
 ///
 /// In your accept loop, put each stream's peer into the extensions of its requests:
 ///

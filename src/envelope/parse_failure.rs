@@ -64,7 +64,7 @@ pub enum ParseFailure {
     NotAMessage,
     /// The body is an array: a batch, which exists only in MCP 2025-03-26.
     Batch,
-    /// The body exceeds 4 MiB, the maximum that is parsed, or arrives in more than 16,384 frames.
+    /// The body exceeds 4 MiB, the maximum size parsed, or arrives in more than 16,384 frames.
     TooLarge,
     /// `content-type` is not `application/json`, is absent, or is repeated.
     ContentType,

@@ -237,7 +237,7 @@ fn decode_text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     }
 }
 
-/// Decodes a member that is only used if it is a string.
+/// Decodes a member only used if it is a string.
 ///
 /// Returns `None` if the member is absent or has another type, because no id depends on it.
 fn decode_optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {

@@ -16,7 +16,7 @@ use super::ParseFailure;
 /// Maximum number of open containers. `serde_json` rejects the 128th.
 const MAX_DEPTH: u32 = 127;
 
-/// A position in JSON text, along with the containers that are open at that point.
+/// A position in JSON text, along with the containers open at that point.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],

@@ -1,6 +1,6 @@
 //! Limits how long connecting to the server takes, and how much is read from it at a time.
 //!
-//! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the whole connection
+//! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the entire connection
 //! attempt, including the name lookup and the TLS handshake.
 //!
 //! hyper doubles its buffer each time a read fills it, up to 400 KiB. While a client is not reading, its connection to the

@@ -19,7 +19,7 @@ use super::{
     stop::STOP_TIMEOUT,
 };
 
-/// How long to wait for an evicted session's process to exit.
+/// How long to wait for a process to exit.
 ///
 /// This includes some margin: stopping a process takes at most twice [`STOP_TIMEOUT`].
 const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
@@ -43,7 +43,7 @@ impl Inner {
         permit.await.ok()?.ok()
     }
 
-    /// Registers a new session that is waiting for room.
+    /// Registers a new session waiting for room.
     ///
     /// Evicts an unused session, unless enough processes are already stopping. Returns `None` if no session can be evicted, or
     /// if the proxy is shutting down.

@@ -40,7 +40,7 @@ pub use self::{
 /// Options for [`Stdio`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The program that is started for each session.
+    /// The program to start for each session.
     pub program: Program,
     /// Maximum number of processes, 256 by default.
     pub max_sessions: usize,

@@ -4,7 +4,7 @@
 //!    leader's id, which is also the group's, can't be reused, because the zombie still holds it. This is why we detect that the
 //!    leader has exited without reaping it, and why [`Group::reap`] kills the rest of the group before it reaps the leader.
 //! 2. **A dropped group is killed**, no matter how its task or the runtime ends.
-//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps the pipes open.
+//! 3. **A process counts as ended once the leader has exited**, even if a grandchild keeps the pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. And if the proxy itself is
 //! killed by a signal that it can't handle, its children are not killed; they only see EOF on stdin. Tying them to the proxy

@@ -55,7 +55,7 @@ pub struct Stdio(pub(super) Arc<Inner>);
 pub struct Stats {
     /// Number of sessions that clients can use.
     pub sessions: usize,
-    /// Number of processes, including those that are stopping.
+    /// Number of processes, including stopping ones.
     pub children: usize,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -116,7 +116,7 @@ impl Stdio {
         })))
     }
 
-    /// Returns the program that is started for each session.
+    /// Returns the program started for each session.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.0.options.program
@@ -337,7 +337,7 @@ impl Inner {
         lock(&self.live)
     }
 
-    /// Returns the number of processes, including those that are stopping.
+    /// Returns the number of processes, including stopping ones.
     pub(super) fn children(&self) -> usize {
         self.children.load(Ordering::Relaxed)
     }

@@ -64,7 +64,7 @@ pub(super) struct SessionUse {
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) last_used: Instant,
-    /// Number of requests that are currently using the session.
+    /// Number of requests currently using the session.
     requests: usize,
     /// The standalone stream's disconnect count when the client's last request ended.
     disconnects: u64,

@@ -24,7 +24,7 @@ impl Stdio {
     /// Returns the sessions, oldest first.
     #[must_use]
     pub fn sessions(&self) -> Vec<SessionInfo> {
-        // Release this lock first, because each session has a lock of its own.
+        // Release this lock first, because each session has its own lock.
         let sessions: Vec<_> = self.0.live().sessions.values().cloned().collect();
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {

@@ -59,7 +59,7 @@ const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
 
-/// The stream of a call that is being answered, and therefore no longer has a route.
+/// The stream of a call being answered, which therefore no longer has a route.
 ///
 /// Dropping this ends the stream, with an error if the answer has not been added.
 struct EndOnDrop<'a>(&'a Stream);
