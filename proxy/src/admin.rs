@@ -68,7 +68,9 @@ const MAX_BODY: usize = 64 * 1024;
 /// This keeps a client that is not reading from holding on to its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// How long `/readyz` waits for a connection to the upstream. Kubernetes' probes give up after 1 s by default.
+/// How long `/readyz` waits for a connection to the upstream.
+///
+/// This is shorter than the 1 s after which Kubernetes' probes give up by default.
 const READY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whether the program accepts calls, for load balancers. Clones share the state.

@@ -43,7 +43,7 @@ const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of the grace period to the reconnect delay.
 ///
-/// This allows for two attempts to resume, and for the time that requests take.
+/// This allows time for two attempts to resume, including the requests themselves.
 const RETRY_DIVISOR: u32 = 4;
 
 /// The shortest grace period accepted without a warning.
@@ -241,7 +241,7 @@ impl Config {
 
     /// Reads the same sources, but returns only the address for operators, if any.
     ///
-    /// Each option must be valid, but there may be no server, and options may conflict.
+    /// Each option must be valid on its own, but there may be no server, and options may conflict.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -270,7 +270,8 @@ impl Config {
 
     /// Returns the reconnect delay for clients: a quarter of the shortest grace period.
     ///
-    /// It is based on the shortest one because a client uses the same delay for all of its streams, and is at most [`MAX_RETRY`].
+    /// A client uses the same delay for all of its streams, so the shortest grace period determines it. The delay is at most
+    /// [`MAX_RETRY`].
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
@@ -358,7 +359,7 @@ impl Config {
     }
 }
 
-/// Returns `true` if it is impossible to listen on both addresses at the same time.
+/// Returns `true` if the proxy can't listen on both addresses at the same time.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let is_any = a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || is_any)

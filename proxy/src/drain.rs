@@ -195,7 +195,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // This can't fail, because the sender is not dropped until it has sent.
+        // This can't fail, because the sender always sends before it is dropped.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

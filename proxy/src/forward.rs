@@ -1,4 +1,4 @@
-//! Forwards requests to an MCP server over HTTP, and forwards its responses back, as bytes.
+//! Forwards requests to an MCP server over HTTP, and its responses back, as raw bytes.
 //!
 //! 1. Only configured targets are served: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for
 //!    the server's authorization metadata. No request can choose another host.

@@ -16,7 +16,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// A priming event carries no message, just an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
-/// The first revision without sessions and resumes.
+/// The first revision without sessions and resumption.
 pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
 
 /// An event stream's media type.
@@ -94,7 +94,7 @@ fn has_zero_weight(range: &[u8]) -> bool {
     })
 }
 
-/// Returns `true` if a body has this media type, whatever its parameters.
+/// Returns `true` if a body has this media type, with any parameters.
 pub fn has_content_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))

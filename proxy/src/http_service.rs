@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// An adapter for a service inside the layer. It converts the layer's bodies to [`Body`].
+/// An adapter for a service inside the layer, which converts the layer's bodies to [`Body`].
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 

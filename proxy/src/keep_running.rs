@@ -2,9 +2,9 @@
 //!
 //! These are calls without a session, either to tools in `--exempt` or with the grace period `never`. A server without sessions
 //! treats a closed connection as a cancellation. To keep the connection open, a task reads the call's response until it ends,
-//! whether or not the client is still connected. The task only closes the connection earlier at the call timeout, or if the
-//! call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be one of these calls, so
-//! it is treated as one.
+//! whether or not the client is still connected. The task closes the connection earlier only if the call timeout expires, or if
+//! the call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be one of these
+//! calls, so it is treated as one.
 
 use std::{
     convert::Infallible,

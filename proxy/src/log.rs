@@ -43,8 +43,8 @@ mod queue;
 
 /// The default filter. `RUST_LOG` adds to it, or replaces it if it sets a level for all targets.
 ///
-/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code and no help to users of
-/// the program.
+/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code and of no help to the
+/// program's users.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of bytes to log of a name sent by a client.

@@ -5,7 +5,8 @@
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** If a member that the proxy reads is duplicated, [`Message::read`] returns `None`, because two
-//!    parsers might pick different values. If the duplicate is inside the `params`, the message is treated as if it had none.
+//!    parsers might pick different values. If the duplicate is inside the `params`, the message is treated as if it had no
+//!    `params`.
 //! 3. **Ids are compared by value** ([`IdKey`]), because a server may answer `1.0` with `1`, or `"\u0061"` with `"a"`. A number
 //!    never equals a string.
 //!
@@ -73,7 +74,7 @@ pub enum Kind {
 /// The members of `params` that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
-    /// The `requestId` of the call that a `notifications/cancelled` cancels.
+    /// The `requestId` in a `notifications/cancelled`.
     pub request_id: Option<&'a str>,
     /// The `progressToken` in a `notifications/progress`, or `_meta.progressToken` in a request.
     pub progress_token: Option<&'a str>,
@@ -104,7 +105,7 @@ enum Value {
     Text(Box<str>),
 }
 
-/// A key that is the same for any two ids that a server might confuse.
+/// A key shared by all ids that a server might confuse with each other.
 ///
 /// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

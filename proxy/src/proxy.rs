@@ -47,7 +47,7 @@ use crate::traces::{self, Traced, TracedBodies};
 /// How long the startup waits for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that is already listening. Call [`serve`](Self::serve) to serve its clients.
+/// A proxy that is listening, but not serving yet. Call [`serve`](Self::serve) to serve its clients.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,

@@ -64,7 +64,7 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
 
 /// Returns the error for a revision without sessions.
 ///
-/// The Python and TypeScript clients recognise this code and this list, and fall back to `initialize`.
+/// The Python and TypeScript clients recognise this code and list, and fall back to `initialize`.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });

@@ -1,4 +1,4 @@
-//! Options set in the environment or in a file. They are parsed like flags.
+//! Options set in the environment or in a file, which are parsed like flags.
 
 use std::ffi::OsString;
 

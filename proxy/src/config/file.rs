@@ -23,7 +23,7 @@ const SHELL_CHARACTERS: &[char] = &[
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// Warnings about entries that were accepted.
+    /// Warnings about accepted entries.
     pub(super) warnings: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl File {
     }
 }
 
-/// Splits a command at its blanks. Returns an error if it might be meant for a shell.
+/// Splits a command at white space. Returns an error if it might be meant for a shell.
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(

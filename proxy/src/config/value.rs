@@ -26,9 +26,9 @@ pub struct Limit(pub Option<Duration>);
 /// The longest time accepted: a year. Adding a much longer time to an instant would overflow.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Minimum time an upstream can be silent before its call gets an event stream.
+/// Minimum value of `--commit-after`.
 ///
-/// Refusals usually arrive sooner than that, so they can be passed through unchanged.
+/// Refusals usually arrive sooner than this, so they can be passed through unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 /// Minimum value of `--buffer`. A single stream may take up this much.
@@ -194,7 +194,7 @@ fn is_complete(authority: &Authority) -> bool {
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// Parses an address to listen on. For a port on its own, the address is 127.0.0.1.
+/// Parses an address to listen on. A port on its own means 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let invalid =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");

@@ -24,8 +24,8 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server. `public` is the origin that clients use, if known. Returns `None` if
-    /// the target is at another origin, if its origin is ambiguous, or if the redirect would repeat forever.
+    /// `requested` is the URI sent to the server. `public` is the origin that clients use, if known. Returns `None` if the
+    /// target is at another origin, if its origin is ambiguous, or if the redirect would repeat forever.
     pub(super) fn path_at_origin(
         self,
         requested: &Uri,

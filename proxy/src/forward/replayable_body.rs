@@ -21,7 +21,7 @@ const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A request body that retains the frames it has sent, up to [`MAX_BUFFERED`] bytes.
 ///
-/// The frames share their bytes with the ones sent.
+/// Retaining a frame does not copy its bytes.
 pub(super) struct ReplayableBody {
     /// Taken when the body is returned, on drop.
     body: Option<Body>,

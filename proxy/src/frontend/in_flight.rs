@@ -32,7 +32,7 @@ impl InFlight {
         InFlightGuard(self.clone())
     }
 
-    /// Returns how many requests have ever started, including those that have ended.
+    /// Returns the total number of requests started so far, including those that have ended.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }

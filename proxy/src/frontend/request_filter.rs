@@ -25,7 +25,7 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same methods, for the `Allow` header of a refusal.
+/// The same methods, for a refusal's `Allow` header.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.

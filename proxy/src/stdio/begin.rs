@@ -55,7 +55,7 @@ struct RunningSession {
 impl Stdio {
     /// Starts a session with an `initialize` request.
     ///
-    /// If the session limit has been reached, another session may be ended to make room.
+    /// If the session limit has been reached, another session may be evicted to make room.
     ///
     /// # Errors
     ///

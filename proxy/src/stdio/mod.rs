@@ -44,7 +44,7 @@ pub struct Options {
     pub program: Program,
     /// Maximum number of processes, 256 by default.
     pub max_sessions: usize,
-    /// How long a session must have been unused before it may be ended to make room.
+    /// How long a session must have been unused before it may be evicted to make room.
     ///
     /// A session is unused while it has no request and no stream. This applies when the session limit has been reached. The
     /// default of 10 s is longer than the 3 s after which SDK clients reconnect.

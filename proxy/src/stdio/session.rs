@@ -316,7 +316,7 @@ impl Session {
     }
 }
 
-/// Returns an id or a token as a key that compares by value.
+/// Returns an id or a token as a key compared by value.
 ///
 /// Returns `None` if it is too long to be stored, or if it is neither a string nor a number.
 pub(super) fn key(text: &str) -> Option<IdKey> {

@@ -337,7 +337,7 @@ impl Session {
         }
     }
 
-    /// If the check that was due at `due` is late, excludes the stall from all timeouts.
+    /// If the check due at `due` is late, excludes the stall from all timeouts.
     ///
     /// Requests that arrived during the stall have not been read yet, so the session's timeouts restart. The process may have
     /// stalled as well, so cancelled calls get as much more time as the check is late.

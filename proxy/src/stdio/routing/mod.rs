@@ -6,8 +6,8 @@
 //!    one call can have an id, because a request is refused if the server might confuse its id with that of an earlier
 //!    unanswered request. `"7"` also answers 7, and 7 answers `"7"`, but only if the client has never sent an id of the
 //!    answer's type. Otherwise, it might be the second answer to another call.
-//! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the standalone stream,
-//!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
+//! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the
+//!    standalone stream, until all calls with the token have ended. Progress with an unknown token is sent there as well.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The session
 //!    task makes two exceptions. If the client of the only call has disconnected, it uses the standalone stream after all,
 //!    provided that a client is reading that stream or that the call's stream can't be resumed. And if no client is reading the
