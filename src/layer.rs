@@ -103,8 +103,8 @@ impl CancelOnDisconnectLayer {
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
-    /// For anything that the policy does not set, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, no matter in which
-    /// order you set the options. If the closure panics, they apply as well.
+    /// For anything that the policy leaves unset, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, regardless of the
+    /// order in which you set the options. If the closure panics, they apply as well.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -339,10 +339,10 @@ impl CancelOnDisconnectLayer {
     ///
     /// # What counts as reading
     ///
-    /// A large frame is passed on in pieces of 16 KiB, so a client that reads it slowly still counts as reading. The layer itself only
-    /// sees hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send
-    /// buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
-    /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
+    /// A large frame is passed on in 16 KiB pieces, so a client that reads it slowly still counts as reading. The layer itself only sees
+    /// hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send buffer
+    /// grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part to about
+    /// 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
     /// On HTTP/2, a client that stops reading one stream can exhaust the entire connection's flow-control window. Then none of its streams
     /// can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them exhausted the

@@ -12,7 +12,7 @@ pub(crate) struct Shards<L>(Box<[L]>);
 impl<L> Shards<L> {
     /// Returns the lock for a hash.
     ///
-    /// The lock is chosen by hash bits that the map behind it does not use.
+    /// The lock is chosen using hash bits that the map behind it does not use.
     pub(crate) fn get(&self, hash: u64) -> &L {
         let index = (hash >> 32) as usize % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]

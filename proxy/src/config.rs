@@ -432,7 +432,7 @@ fn bare_command() -> Command {
 }
 
 /// Checks a single option on its own.
-fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
+fn check_option(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()
         .try_get_matches_from(name.chain(args))

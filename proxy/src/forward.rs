@@ -307,9 +307,9 @@ impl Upstream {
         let message = if error.is_connect() {
             "the MCP server behind this proxy cannot be reached (--upstream)"
         } else if is_head_too_large(error) {
-            "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy accepts"
+            "the MCP server behind this proxy responded with more than 100 header fields, or with a larger head than this proxy accepts"
         } else {
-            "the MCP server behind this proxy did not answer"
+            "the MCP server behind this proxy did not respond"
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
         let request = returned.request().await;

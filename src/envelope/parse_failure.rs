@@ -62,7 +62,7 @@ pub enum ParseFailure {
     BadId,
     /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,
-    /// The body is an array: a batch, which exists only in MCP 2025-03-26.
+    /// The body is an array, which is a batch. Only MCP 2025-03-26 has batches.
     Batch,
     /// The body exceeds 4 MiB, the maximum size parsed, or arrives in more than 16,384 frames.
     TooLarge,
@@ -105,7 +105,7 @@ impl ParseFailure {
 
 /// Returns `true` if a body starts like an object or an array.
 ///
-/// Allows a byte order mark at the beginning, because some servers accept one.
+/// Allows a leading byte order mark, because some servers accept one.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))

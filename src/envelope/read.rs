@@ -12,8 +12,8 @@
 //!    message without `method` that has either `result` or `error` is a response. All of them must have `"jsonrpc": "2.0"`.
 //! 3. **Ambiguity is an error.** Two parsers may disagree about a body with a duplicate envelope key, or with an escape in a key of the
 //!    message or its `params`.
-//! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error whatever
-//!    it contains.
+//! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error no matter
+//!    what it contains.
 //! 5. **The inner service decides the rest.** In skipped values, invalid escapes, control characters, invalid UTF-8 and out-of-range
 //!    numbers go undetected. A strict parser rejects a body that contains any, so there is no call, and a lenient parser reads the same
 //!    ids. Everywhere else, malformed text is detected.
@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Returns the first reason why the body cannot be parsed.
+/// Returns the first reason the body can't be parsed.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, parse_params)?.message()?;

@@ -7,7 +7,7 @@
 //!    between a string's quotes is not. Its escapes, control characters and UTF-8 are checked by the code that decodes the span.
 //! 2. A string ends where a JSON parser would end it, even if it is malformed. Otherwise, text chosen by a client could be read as keys.
 //! 3. Nothing recurses. The open containers are stored as the bits of an integer, up to the depth at which `serde_json` gives up.
-//! 4. Reading takes time proportional to the length of the text, even if the text is hostile.
+//! 4. Reading takes time linear in the length of the text, even if the text is hostile.
 
 use memchr::memchr_iter;
 

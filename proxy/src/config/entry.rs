@@ -7,7 +7,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use super::{bare_command, check_alone, value_is_secret};
+use super::{bare_command, check_option, value_is_secret};
 
 /// The key for the arguments after `--`.
 pub(super) const COMMAND: &str = "command";
@@ -56,7 +56,7 @@ impl Entry {
                 "`{option}` takes a value other than true or false (to turn a time off, write \"off\")"
             ));
         }
-        check_alone(self.args()).map_err(|error| {
+        check_option(self.args()).map_err(|error| {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
             first.trim_start_matches("error: ").to_owned()
@@ -106,11 +106,11 @@ impl Value {
 
 /// Returns the option most similar to an unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
-    let error = check_alone([format!("--{option}").into()]).err()?;
-    suggested(&error)
+    let error = check_option([format!("--{option}").into()]).err()?;
+    suggestion(&error)
 }
 
-fn suggested(error: &clap::Error) -> Option<String> {
+fn suggestion(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::SuggestedArg) {
         Some(ContextValue::String(flag)) => Some(flag.trim_start_matches('-').to_owned()),
         _ => None,

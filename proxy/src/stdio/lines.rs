@@ -91,7 +91,7 @@ impl Lines {
             let new = self.buffer.get(self.scanned..).unwrap_or_default();
             let Some(end) = memchr(b'\n', new).map(|at| self.scanned + at) else {
                 self.scanned = self.buffer.len();
-                self.on_unterminated();
+                self.discard_overlong();
                 return None;
             };
             self.scanned = 0;
@@ -111,8 +111,8 @@ impl Lines {
         self.finish_line(text)
     }
 
-    /// Discards an unterminated line if it is overlong.
-    fn on_unterminated(&mut self) {
+    /// Discards the current, unterminated line if it is overlong.
+    fn discard_overlong(&mut self) {
         if self.skipped.is_none() && self.buffer.len() > self.max {
             self.skipped = Some(Skipped::new(&self.buffer));
         }
