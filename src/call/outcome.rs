@@ -98,7 +98,7 @@ impl CancelReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
-            Self::Orphaned => "client did not resume within the grace",
+            Self::Orphaned => "client did not resume within the grace period",
             Self::Superseded => "superseded by a repeated call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",

@@ -89,7 +89,7 @@ impl Exchange {
                 self.report(&event);
                 let is_waiting = grace.is_some_and(|grace| !grace.is_zero());
                 if is_waiting && cause != DetachCause::EndedByServer {
-                    self.shared.registry.hints.emit(Hint::CallsWait);
+                    self.shared.registry.hints.emit(Hint::WaitingForResume);
                 }
             }
             DetachOutcome::CancelNow => {

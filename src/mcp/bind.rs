@@ -19,7 +19,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Links the handler of a repeated attempt to the first attempt's call.
+/// Links a repeated attempt's handler to the first attempt's call.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {
@@ -71,7 +71,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Creates an [`Untracked`] request for an unbound message.
     ///
-    /// This also starts its contest with any older call that has the same id.
+    /// This also starts its contest with any older call with the same id.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed through a layer yet. Up to that point, nothing
     /// is suppressed and no in-flight call can have the request's id.
@@ -100,9 +100,9 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns a keyed hash of the method and the parameters, excluding `_meta`.
     ///
-    /// `_meta` is left out because a client might change it when it sends the same call again.
+    /// `_meta` is left out because a client might change it when it resends the call.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
-        // A request that was parsed can always be serialized.
+        // A parsed request can always be serialized.
         let mut request = serde_json::to_value(request).unwrap_or_default();
         if let Some(params) = request.get_mut("params").and_then(Value::as_object_mut) {
             params.remove("_meta");
@@ -110,7 +110,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.hasher.hash_one(request.to_string())
     }
 
-    /// Handles a cancellation that the client has sent and the manager has accepted.
+    /// Handles a client's cancellation once the manager has accepted it.
     ///
     /// Does nothing if `target` has ended in the meantime, even if another call has reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {

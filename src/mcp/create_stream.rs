@@ -1,4 +1,4 @@
-//! Submits a request to the inner manager and wraps the stream that it returns.
+//! Submits a request to the inner manager and wraps the stream it returns.
 
 use std::{
     pin::Pin,
@@ -38,9 +38,9 @@ pub(super) struct CreateStream<F> {
     session_use: Option<SessionUse>,
 }
 
-/// A request that is not tracked.
+/// An untracked request.
 ///
-/// Once the manager has accepted it, an older call with the same id is no longer tracked either.
+/// Once the manager has accepted it, any older call with the same id is no longer tracked, either.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
@@ -112,7 +112,7 @@ where
 impl<M: SessionManager> ManagerInner<M> {
     /// Submits a request to the inner manager, after any pending cancellation for the same id.
     ///
-    /// Otherwise that cancellation would cancel this request instead. Waits for at most [`INJECTION_TIMEOUT`].
+    /// Otherwise, that cancellation would hit this request instead. Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -180,16 +180,16 @@ impl Untracked {
         }
     }
 
-    /// Lets this call's messages through, whatever happens to older calls.
+    /// Lets this call's messages through, regardless of any older calls.
     ///
-    /// An older call with the same ids might already have been cancelled, or be cancelled later.
+    /// An older call with the same ids might already have been cancelled, or might be cancelled later.
     pub(super) fn resume_delivery(&self) {
         if let Some(session_use) = &self.session_use {
             session_use.suppressed.resume_delivery_untracked(&self.call);
         }
     }
 
-    /// Stops tracking an older call with the same id, because the manager has accepted this one.
+    /// Stops tracking any older call with the same id, now that the manager has accepted this one.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {

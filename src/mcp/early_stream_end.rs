@@ -1,4 +1,4 @@
-//! Retains the answers to calls whose streams ended early.
+//! Retains answers to calls whose streams ended early.
 //!
 //! A server may end a stream while its call keeps running (SEP-1699). rmcp also ends a stream when it refuses a resume, or when
 //! its event store refuses the answer. In all three cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).

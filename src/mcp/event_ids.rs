@@ -2,7 +2,7 @@
 //!
 //! On its own, rmcp would replay stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). With an event
 //! store, every event id sent to a client therefore carries a keyed MAC over the id and the session, and a resume is passed on
-//! only if the MAC matches its session. There is no state to keep.
+//! only if the MAC matches its session. This requires no state.
 //!
 //! 1. An id without a valid MAC is never passed on.
 //! 2. The registry and the client see the sealed id; the inner manager and its store see the plain id.
@@ -46,7 +46,7 @@ struct MacKey {
     outer: Sha256,
 }
 
-/// Seals the event ids of one session, or of clients without a session.
+/// Seals event ids for one session, or for clients without a session.
 #[derive(Clone)]
 pub(super) struct Seal {
     key: EventIdKey,
@@ -58,7 +58,7 @@ pin_project! {
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
-        // Boxed, because hardly any stream has one.
+        // Boxed, because few streams have one.
         seal: Option<Box<Seal>>,
     }
 }
@@ -69,7 +69,7 @@ struct Sessionless {
     seal: Seal,
 }
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
+type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
 
 // === impl EventIdKey ===
 
@@ -218,7 +218,7 @@ impl EventStore for Sessionless {
         &'s self,
         stream_id: &'i str,
         event: &'e ServerSseMessage,
-    ) -> Boxed<'a, EventId>
+    ) -> StoreFuture<'a, EventId>
     where
         's: 'a,
         'i: 'a,
@@ -229,7 +229,10 @@ impl EventStore for Sessionless {
         Box::pin(async { write.await.map(|id| self.seal.seal(&id)) })
     }
 
-    fn replay_events_after<'s, 'i, 'a>(&'s self, last_event_id: &'i str) -> Boxed<'a, EventStream>
+    fn replay_events_after<'s, 'i, 'a>(
+        &'s self,
+        last_event_id: &'i str,
+    ) -> StoreFuture<'a, EventStream>
     where
         's: 'a,
         'i: 'a,
@@ -243,7 +246,7 @@ impl EventStore for Sessionless {
             let replayed = self.store.replay_events_after(id).await?;
             let sealed = Sealed::new(replayed, Some(Box::new(self.seal.clone())));
             let priming_event = replay::priming_event(last_event_id, None);
-            // Without an event, a client that uses the TypeScript SDK would not resume again.
+            // Without an event, a client using the TypeScript SDK would not resume again.
             let events = async {
                 let mut sealed = Box::pin(sealed.peekable());
                 match sealed.as_mut().peek().await {

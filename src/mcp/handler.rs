@@ -64,7 +64,7 @@ impl CallToken {
         Some(token)
     }
 
-    /// Finds the token in the HTTP request head, which rmcp keeps in the message's extensions.
+    /// Finds the token in the HTTP request head, which rmcp stores in the message's extensions.
     pub(super) fn in_message(extensions: &Extensions) -> Option<&Self> {
         extensions.get::<Parts>()?.extensions.get()
     }

@@ -1,12 +1,12 @@
-//! Determines when a session is idle, from its uses and the time of the last one.
+//! Determines when a session is idle, based on its uses and the time of the last one.
 //!
-//! Both are behind a single lock. This replaces rmcp's own timer (`idle_session` in ARCHITECTURE.md, Workarounds).
+//! Both are behind a single lock. The tracker replaces rmcp's own timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed for being idle only after a whole timeout without a use. Once closed, it stays closed.
+//! 1. A session is closed for being idle only after a full timeout without any use. Once closed, it stays closed.
 //! 2. When a [touch](IdleTracker::touch) and a close race, whichever takes the lock first wins: either the session stays open for
 //!    another idle timeout, or the touch returns `false`.
-//! 3. A client is lost from the time it disconnects from its last stream until its next request. Streams are counted, because the
-//!    disconnect from an old stream might not be noticed until after the client has resumed.
+//! 3. A client is considered lost from the moment it disconnects from its last stream until its next request. Streams are
+//!    counted, because the disconnect from an old stream might go unnoticed until after the client has resumed.
 //! 4. Once a client has disconnected from a call that might keep running unobserved, it is never considered lost again, because
 //!    closing the session could end the call's handler.
 
@@ -28,14 +28,14 @@ enum IdleState {
     Open {
         uses: usize,
         last_use: Instant,
-        /// Number of streams that the client is reading.
+        /// Number of streams the client is reading.
         streams: usize,
         is_lost: bool,
         /// Whether the client has disconnected from an untracked call, which might still be running. Never reset.
         has_unobserved_call: bool,
     },
     Closed {
-        /// Whether it was the lost timeout that closed the session.
+        /// Whether the lost timeout closed the session.
         is_lost: bool,
     },
 }
@@ -57,14 +57,14 @@ pub(super) struct IdleTimeouts {
     pub(super) idle: Option<Duration>,
     /// How long an unused session stays open while its client is lost.
     pub(super) lost: Option<Duration>,
-    /// Whether standalone streams don't count as uses of their session.
+    /// Whether to ignore standalone streams instead of counting them as uses.
     pub(super) ignore_standalone_streams: bool,
 }
 
 // === impl IdleTracker ===
 
 impl IdleTracker {
-    /// Creates a tracker for a session that starts now and has no uses yet.
+    /// Creates a tracker for an unused session starting now.
     pub(super) fn new(now: Instant) -> Self {
         Self(Mutex::new(IdleState::Open {
             uses: 0,
@@ -75,7 +75,7 @@ impl IdleTracker {
         }))
     }
 
-    /// Records a request, which restarts the idle timeout. Returns `false` if the session is closed.
+    /// Records a request, which restarts the idle timeout. Returns `false` if the session is already closed.
     pub(super) fn touch(&self, now: Instant) -> bool {
         let mut state = self.state();
         if let IdleState::Open { is_lost, .. } = &mut *state {
@@ -96,7 +96,7 @@ impl IdleTracker {
         } = &mut *self.state()
         {
             *streams += 1;
-            // The client is connected, even if an older stream is found to be closed only after it has requested this one.
+            // The client is connected, even if an older stream is not found to be closed until after this one has been requested.
             *is_lost = false;
         }
     }
@@ -116,7 +116,7 @@ impl IdleTracker {
             *has_unobserved_call |= end == ClientStreamEnd::Unobserved;
             if end == ClientStreamEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
                 *is_lost = true;
-                // Restart the timeout here too: only the end of a use restarts it, and the stream might not be one.
+                // Restart the timeout here, too: if the stream does not count as a use, nothing else does.
                 *last_use = now.max(*last_use);
                 return state.is_abandoned();
             }
@@ -140,14 +140,14 @@ impl IdleTracker {
 
     /// Returns the minimum time for which the session will stay open.
     ///
-    /// Returns `None` if it is already closed, or has been idle for its timeout.
+    /// Returns `None` if it is already closed or its timeout has expired.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it has been idle for its timeout.
+    /// Closes the session if its timeout has expired.
     ///
-    /// Otherwise returns the minimum time for which it will stay open.
+    /// Otherwise, returns the minimum time for which it will stay open.
     pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);

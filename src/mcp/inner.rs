@@ -1,4 +1,4 @@
-//! The state that a session manager shares with its calls, which outlive their requests.
+//! The state a session manager shares with its calls, which outlive their requests.
 
 use std::{
     any::TypeId,
@@ -45,7 +45,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// A session manager's state, which its calls share so that it can deliver their cancels.
+/// A session manager's state, shared with its calls so that their cancels can be delivered.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -146,8 +146,8 @@ impl<M> ManagerInner<M> {
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends the old calls of a session that is being restored, and removes retained ones. The session keeps its id, and its event
-    /// ids start at `0/0` again, so they could otherwise be mistaken for those of old calls.
+    /// Ends a restored session's old calls, and removes retained ones. The session keeps its id, and its event ids restart at
+    /// `0/0`, so they could otherwise be mistaken for those of old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -162,7 +162,7 @@ impl<M> ManagerInner<M> {
             return;
         };
         found.suppressed.suppress(call);
-        // Suppress first and check afterwards: a call that is bound after the check claims its token itself.
+        // Suppress first and check afterwards: a call bound after the check claims its token itself.
         if call.progress_token().is_some() && self.is_token_reused(session, call) {
             found.suppressed.resume_token_delivery(call);
         }
@@ -212,9 +212,9 @@ impl<M> ManagerInner<M> {
 
     /// Returns an untracked call's session if a cancellation with the call's id is pending.
     ///
-    /// An untracked call is not in the registry, so a cancellation cannot find it, and it has to find the cancellation instead.
-    /// It must first look up the older call in the registry: a cancellation becomes pending before its call is removed from
-    /// there, so one or the other is found.
+    /// An untracked call is not in the registry, so a cancellation cannot find it. Instead, the call has to find the
+    /// cancellation, and it must first look up the older call in the registry: a cancellation becomes pending before its call is
+    /// removed from the registry, so one or the other is found.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -235,8 +235,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if `registry` is the one it has
-    /// joined, which is the only one whose calls are bound.
+    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if it has joined `registry`: only the
+    /// calls of the joined registry are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -248,7 +248,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns `true` for rmcp's own manager without an event store.
     ///
-    /// Such a manager's streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an
+    /// This manager's streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an
     /// in-flight call only if it has already sent the answer, or if the client has made up the event id. With an event store,
     /// neither is certain, because the store can fail.
     pub(super) fn is_local_manager(&self) -> bool {
@@ -283,7 +283,7 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. If it is being closed because it was idle, waits until it is closed.
+    /// Records a request for a session. If the session is being closed for being idle, waits until it is closed.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // The timer's only runtime might have shut down.
         self.timer.ensure_on_current_runtime();
@@ -293,8 +293,8 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session, unless the inner manager fails to close it. If this future is dropped, for example because the client
-    /// disconnects, a task carries on and logs any error.
+    /// Closes a session, which stays open if the inner manager fails to close it. If this future is dropped, for example because
+    /// the client disconnects, a task carries on and logs any error.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This might be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
@@ -343,7 +343,7 @@ impl<M: SessionManager> ManagerInner<M> {
         };
         // The inner manager might panic, and other requests are awaiting this future.
         let _ = AssertUnwindSafe(close).catch_unwind().await;
-        // Remove it last: until now the inner manager might have accepted calls, so requests for the session had to wait.
+        // Remove the session last: until now, the inner manager might have accepted calls, so its requests had to wait.
         self.sessions.remove_this(session);
     }
 }
@@ -380,7 +380,7 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may also have sessions that other code sharing it has opened, or that it has restored.
+            // The inner manager may also have sessions opened by other code sharing it, or ones it has restored.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.session_key(&session.into()))
             })
@@ -421,7 +421,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The caller waits for the decision before it polls this future. Suppressing messages now could hit the other call.
+            // The caller waits for the decision before polling this future. Suppressing messages now could hit the other call.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(

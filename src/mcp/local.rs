@@ -1,4 +1,4 @@
-//! The wrapper's constructors for rmcp's own session manager.
+//! Constructors that wrap rmcp's own session manager.
 
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 
@@ -29,7 +29,7 @@ impl CancellableSessionManager<LocalSessionManager> {
         Self::from_local(manager)
     }
 
-    /// Wraps a [`LocalSessionManager`] that has already been configured, for example with an event store.
+    /// Wraps an already configured [`LocalSessionManager`], such as one with an event store.
     ///
     /// Like [`local`](Self::local), this turns the `keep_alive` into the [`idle_timeout`](Self::idle_timeout). This matters even more
     /// with an event store: clients then poll the store, which rmcp's own timer ignores.
@@ -53,7 +53,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     }
 }
 
-/// Sessions in process memory: [`local`](Self::local) with a default [`SessionConfig`].
+/// Keeps sessions in process memory, like [`local`](Self::local) with the default [`SessionConfig`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancellableSessionManager;

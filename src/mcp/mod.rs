@@ -59,7 +59,7 @@ impl From<&RequestId> for NumberOrString {
     }
 }
 
-/// Returns the error for a cancelled call, including the reason if it is known.
+/// Returns the error for a cancelled call, including the reason if known.
 fn error_for(reason: Option<CancelReason>) -> ErrorData {
     let (code, message) = jsonrpc::error_for(reason);
     ErrorData::new(ErrorCode(code), message, None)

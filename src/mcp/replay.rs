@@ -1,7 +1,7 @@
-//! Retained answers, and the stream that a client receives when it resumes an ended call.
+//! Retained answers, and the stream for a client that resumes an ended call.
 //!
 //! If the call has completed, the client first receives a priming event, which repeats its last event id, and then the answer
-//! without an id. That way, it can resume in the same way if it disconnects again. An error, whether from a completed or a
+//! without an id, so that it can resume in the same way if it disconnects again. An error, whether from a completed or a
 //! cancelled call, is sent without the priming event, because the TypeScript SDK does not end a call on an error that follows an
 //! event id.
 //!
@@ -55,7 +55,7 @@ pub(super) struct ReplayedAnswer<S> {
 
 /// Returns an answer for the registry to retain, with its size in bytes.
 ///
-/// Returns `None` if the event has no message or a message that cannot be serialized.
+/// Returns `None` if the event has no message, or if its message cannot be serialized.
 pub(super) fn retain(
     event: &ServerSseMessage,
     arena: Option<&TextArena>,
@@ -79,7 +79,7 @@ pub(super) fn retain(
     Some((answer, size))
 }
 
-/// Returns the id and text of an answer that is only a small text (see [`text_result`]).
+/// Returns the id and text of an answer consisting only of a small text (see [`text_result`]).
 fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;

@@ -1,4 +1,4 @@
-//! The unanswered requests that a session's calls have made to their client.
+//! Unanswered requests from a session's calls to their client.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::call::RequestId;
 pub(super) struct PendingRequestsToClient {
     /// Maps each open request's id to the id of the call that made it.
     pending: HashMap<NumberOrString, RequestId>,
-    /// Requests made by cancelled calls. For each of them, the server receives an error.
+    /// Requests from cancelled calls. The server receives an error for each of them.
     abandoned: Vec<NumberOrString>,
 }
 
@@ -21,7 +21,7 @@ impl PendingRequestsToClient {
         self.pending.is_empty() && self.abandoned.is_empty()
     }
 
-    /// Records a request that a call has made to the client.
+    /// Records a call's request to the client.
     pub(super) fn insert(&mut self, id: NumberOrString, origin: RequestId) {
         self.pending.insert(id, origin);
     }
@@ -31,12 +31,12 @@ impl PendingRequestsToClient {
         self.pending.remove(id);
     }
 
-    /// Removes the requests of a call that has ended.
+    /// Removes an ended call's requests.
     pub(super) fn remove_for_call(&mut self, origin: &RequestId) {
         self.pending.retain(|_, other| other != origin);
     }
 
-    /// Abandons the requests of a cancelled call.
+    /// Abandons a cancelled call's requests.
     pub(super) fn abandon(&mut self, origin: &RequestId) {
         let abandoned = self.pending.extract_if(|_, other| other == origin);
         self.abandoned.extend(abandoned.map(|(id, _)| id));

@@ -37,7 +37,7 @@ pub(super) struct ResumeRequest<'a, M> {
 /// The resumed stream, boxed because the unboxed type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// The manager's reply to a resume, and the permit that the resume is still holding.
+/// The manager's reply to a resume, and the permit still held by the resume.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
 /// A permit, and a background reader for the call.
@@ -53,7 +53,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 // === impl ResumeRequest ===
 
 impl<M: SessionManager> ResumeRequest<'_, M> {
-    /// Returns the stream that the client receives.
+    /// Returns the stream for the client.
     pub(super) async fn into_stream(
         self,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {
@@ -62,10 +62,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.plain_event_id() else {
-            // Don't pass on another session's event id. The retained outcome can be sent, because it is this session's own.
+            // Don't pass on another session's event id. The retained outcome may be sent, because it is this session's own.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // An event store might also hold other events that the client has missed.
+        // An event store might also contain other events the client has missed.
         let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
@@ -89,11 +89,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         // Check again, because the call might have ended while the manager was handling the request.
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
-                let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
+                let replayed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
                 let session_use = self
                     .session_use
                     .map(|session_use| session_use.with_stream(ClientStream::Call));
-                without_suppressed(completed.into_stream(), session_use).left_stream()
+                without_suppressed(replayed.into_stream(), session_use).left_stream()
             }
             (Some(end), _) => {
                 return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());
@@ -128,8 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the event is looked up
-    /// among the most recent ones of standalone streams.
+    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the id is looked up
+    /// among the most recent ones sent on standalone streams.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
@@ -139,12 +139,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
     }
 
-    /// Returns the event that primes the resumed stream of a call with stored events.
+    /// Returns the priming event for a call's resumed stream of stored events.
     ///
     /// Returns `None` if the event matches no in-flight call.
     ///
-    /// rmcp ends the resumed stream after the stored events. If there are none, a client that uses the TypeScript SDK would be
-    /// left without an event id for its next resume, and would not resume the call again.
+    /// rmcp ends the resumed stream after the stored events. If there are none, a client using the TypeScript SDK would be left
+    /// without an event id for its next resume, and would not resume the call again.
     fn priming_event(&self) -> Option<ServerSseMessage> {
         let calls = self.match_event().in_flight();
         let (_, exchange) = calls.first()?;
@@ -179,11 +179,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Waits for the answer after the manager has refused to resume an in-flight call.
     ///
-    /// rmcp's own manager refuses once it has sent the answer on the previous stream, where it might not have been read yet.
+    /// rmcp's own manager refuses once it has sent the answer on the previous stream, where it might still be unread.
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // A refusal by another manager could mean anything, so it must not close a stream that is being read.
+            // A refusal by another manager could mean anything, so it must not close a stream that is still being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that its client is not reading.
                 exchange.close_streams();

@@ -1,8 +1,8 @@
 //! Queues each call's resumes, so that the manager receives them one at a time and in order.
 //!
-//! rmcp hands a call's stream to the latest resume that it receives, and ends the previous resume's stream. If several resumes
-//! are waiting for room in a session's channel, rmcp can receive them in any order, so the stream could end up with a resume
-//! whose client has disconnected.
+//! rmcp hands a call's stream to the latest resume it receives, and ends the previous resume's stream. If several resumes are
+//! waiting for room in a session's channel, rmcp might receive them in any order, so the stream could end up with a resume whose
+//! client has disconnected.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -14,9 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time that a resume waits for the ones before it.
+/// Maximum time a resume waits for earlier ones.
 ///
-/// A pending resume postpones its call's deadline by at most 5 s. If the manager did not receive the resume within that time, the
+/// A pending resume postpones its call's deadline by at most 5 s, so the manager has to receive it before then. Otherwise, the
 /// call would be cancelled even though its client had resumed in time.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -24,7 +24,7 @@ const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 
 struct CallQueue {
-    /// Holds a single permit, which tokio hands out in order of arrival.
+    /// Has a single permit, which tokio hands out in order of arrival.
     semaphore: Arc<Semaphore>,
     /// Number of resumes waiting for the permit or holding it. The last one to leave removes the queue.
     len: usize,

@@ -18,7 +18,7 @@ use crate::lock::lock;
 #[derive(Default)]
 pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
 
-/// The session that a task is serving. Weak, because a task that panics never removes its entry.
+/// The session a task is serving. Weak, because a panicking task never removes its entry.
 struct ServedSession {
     id: SessionId,
     session: Weak<Session>,
@@ -45,7 +45,7 @@ impl ServeTasks {
         }
     }
 
-    /// Removes and returns the session that the current task has served, if its id is `id`.
+    /// Removes and returns the session served by the current task, if its id is `id`.
     ///
     /// The session might have been closed in the meantime, even if the `Weak` can still be upgraded.
     pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {

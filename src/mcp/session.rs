@@ -1,4 +1,4 @@
-//! The sessions opened through a manager: looking them up, and closing those that are idle.
+//! Keeps track of the sessions opened through a manager, and closes idle ones.
 
 use std::{
     collections::HashMap,
@@ -95,7 +95,7 @@ pub(super) struct PendingCancelGuard {
     request: RequestId,
 }
 
-/// What a session needs from its owner, the session manager: to find its calls and close it.
+/// What a session needs its owner, the session manager, to do: find its calls and close it.
 pub(super) trait Owner: Send + Sync {
     /// Returns `true` if a client might still resume one of the session's calls.
     ///
@@ -105,7 +105,7 @@ pub(super) trait Owner: Send + Sync {
     /// Returns the in-flight call with the JSON-RPC id `request`.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// Has the inner manager close a session that has been marked as closed for being idle.
+    /// Has the inner manager close a session marked as closed for being idle.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
@@ -154,7 +154,7 @@ impl Sessions {
     /// Marks a session as ending, for as long as the inner manager takes to close it.
     ///
     /// From now on, requests no longer find the session. It stays in the map so that, if another session replaces it, its close
-    /// is reported before the other one's opening. Returns `None` if there is no session with the id `id`, or if it is already
+    /// is reported before the new session's opening. Returns `None` if there is no session with the id `id`, or if it is already
     /// ending.
     pub(super) fn mark_ending(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
         let session = self.find(id)?;
@@ -166,7 +166,7 @@ impl Sessions {
         })
     }
 
-    /// Returns `true` if this session is not ending and no other one has replaced it.
+    /// Returns `true` if this session is not ending and has not been replaced.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
         let current = self.find(&session.id);
         current.is_some_and(|current| Arc::ptr_eq(&current, session))
@@ -237,7 +237,7 @@ impl Session {
 
     /// Returns the session's own copy of its id.
     ///
-    /// Its calls share this copy, so that there is no need to keep one allocated per request.
+    /// Its calls share this copy, which avoids keeping one allocated per request.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
@@ -300,7 +300,7 @@ impl Session {
         counts_streams
     }
 
-    /// Records that the client has stopped reading a counted stream, which need not be a use.
+    /// Records that the client has stopped reading a counted stream, which might not count as a use.
     pub(super) fn end_stream(&self, end: ClientStreamEnd) {
         let now = Instant::now();
         let is_abandoned = self.idle.end_stream(end, now);
@@ -332,7 +332,7 @@ impl Session {
 
     /// Returns why the session is ending.
     ///
-    /// rmcp also ends a session that has been closed for being idle, but the reason is then the idle close.
+    /// rmcp also ends sessions closed for being idle, but the reason reported for these is the idle close.
     pub(super) fn end_reason(&self) -> SessionEnd {
         match (self.is_closed(), self.idle.is_lost()) {
             (false, _) => SessionEnd::Ended,

@@ -1,4 +1,4 @@
-//! A session manager that wraps another one, so that the layer sees that manager's calls.
+//! A session manager that wraps another one and makes its calls visible to the layer.
 
 use std::{
     fmt,
@@ -158,7 +158,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Returns `None` if the event's call has not ended, if the event is the answer itself, or if nothing is retained.
     ///
-    /// An observer of [`Event::Ended`](crate::Event::Ended) can use this to store the answer elsewhere. There are no side
+    /// An observer of [`Event::Ended`](crate::Event::Ended) can use this to store the answer elsewhere. Calling it has no side
     /// effects.
     ///
     /// ```
@@ -177,9 +177,8 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// Code that uses the inner manager can end a running call's stream (SEP-1699), in which case rmcp drops the answer. From the
-    /// first call of this method on, answers are therefore copied as they pass through, and retained if their stream has already
-    /// ended.
+    /// Code using the inner manager can end a running call's stream (SEP-1699), in which case rmcp drops the answer. Once this
+    /// method has been called, answers are therefore copied as they pass through, and retained if their stream has already ended.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -197,7 +196,7 @@ impl<M> CancellableSessionManager<M> {
 }
 
 impl<M: SessionManager> CancellableSessionManager<M> {
-    /// Adds a session that the inner manager has created or restored.
+    /// Adds a session created or restored by the inner manager.
     fn open(
         &self,
         id: SessionId,
@@ -248,9 +247,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(session_use))
     }
 
-    /// Records a request for the session, since rmcp calls this for every GET and POST.
+    /// Records a request for the session, because rmcp calls this for every GET and POST.
     ///
-    /// If the session is being closed because it was idle, waits until the inner manager has closed it.
+    /// If the session is being closed for being idle, waits until the inner manager has closed it.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await

@@ -7,16 +7,16 @@ use super::session_manager::CancellableSessionManager;
 impl<M> CancellableSessionManager<M> {
     /// Closes sessions that have been idle for `timeout` (at least 100 ms).
     ///
-    /// Only affects sessions created afterwards. Once its session has been closed, a client receives 404 for its next request. A
-    /// session is idle while it has none of these:
+    /// Only affects sessions created afterwards. Once a session has been closed, its client's next request receives a 404. A
+    /// session is idle while it has none of the following:
     ///
-    /// - a request, even one whose body is still incomplete or that a middleware inside the layer is holding back;
+    /// - a request, even if its body is still incomplete or a middleware inside the layer is holding it back;
     /// - an open stream, including a standalone one;
-    /// - a call that has not ended, even a detached one;
+    /// - an in-flight call, even a detached one;
     /// - an answer retained for a disconnected client.
     ///
-    /// Messages from the server don't keep a session open. Without a layer, the session manager knows neither about detached
-    /// calls nor about requests that have not reached it yet.
+    /// Messages from the server don't keep a session open. Without a layer, the session manager knows about neither detached
+    /// calls nor requests that have yet to reach it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -24,7 +24,7 @@ impl<M> CancellableSessionManager<M> {
     /// use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
     ///
     /// let mut manager = LocalSessionManager::default();
-    /// manager.session_config.keep_alive = None; // else both timers run
+    /// manager.session_config.keep_alive = None; // otherwise both timers run
     /// let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(900));
     /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
     /// ```
@@ -35,23 +35,23 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes sessions whose client has been disconnected for `timeout` (at least 100 ms).
     ///
-    /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions, and this option
-    /// closes such sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from
-    /// the moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts
-    /// once nothing is using the session any more, and so after the grace periods of its calls.
+    /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions; this option closes
+    /// those sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from the
+    /// moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts once
+    /// nothing is using the session any more, so not before its calls' grace periods have ended.
     ///
     /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
     /// only send requests, so the timeout must be longer than the pauses between a client's requests. After a longer pause, the
-    /// client receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
+    /// client receives a 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// # Edge cases
     ///
-    /// - All streams are taken into account, even those for untracked calls and those without a layer. If a client disconnects
-    ///   from an untracked call before the answer, this timeout never closes its session, because the call might still be
-    ///   running.
-    /// - If it was the server that ended the stream, the client is not considered disconnected, because the server might have
-    ///   asked it to wait.
-    /// - On a dead network, a disconnect is detected late, and is then treated as if it had happened after any requests that the
+    /// - All streams are taken into account, including those of untracked calls, and even without a layer. If a client
+    ///   disconnects from an untracked call before the answer, this timeout never closes its session, because the call might
+    ///   still be running.
+    /// - If the server ended the stream, the client is not considered disconnected, because the server might have asked it to
+    ///   wait.
+    /// - On a dead network, a disconnect is detected late, and is then treated as if it had happened after any requests the
     ///   client has sent over other connections in the meantime.
     /// - With an event store, or with a session manager other than rmcp's own, an event id does not show which stream it belongs
     ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ones sent
@@ -69,7 +69,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Keeps idle sessions open until their clients or the inner manager close them.
+    /// Keeps idle sessions open until their client or the inner manager closes them.
     ///
     /// ```
     /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -84,10 +84,10 @@ impl<M> CancellableSessionManager<M> {
     /// Closes idle sessions even if a standalone stream is open.
     ///
     /// Off by default, so an open standalone stream keeps its session open, even if its client no longer uses the session, or has
-    /// disconnected from a proxy that still holds on to the connection. This option only affects sessions created afterwards.
-    /// With it, the session of a client that only listens is closed after the [`idle_timeout`](Self::idle_timeout), which ends
-    /// the stream, so that timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript and
-    /// Python SDKs do not open a new session on their own.
+    /// disconnected from a proxy that still has the connection open. This option only affects sessions created afterwards. With
+    /// it, a session whose client only listens is closed after the [`idle_timeout`](Self::idle_timeout), which ends the stream,
+    /// so this timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript and Python SDKs do
+    /// not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

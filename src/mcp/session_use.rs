@@ -1,4 +1,4 @@
-//! What keeps a session from being idle: requests, and the streams that clients read.
+//! Tracks what keeps a session from being idle: requests, and streams being read.
 //!
 //! A request uses its session from the moment the layer receives it (or the manager, if there is no layer) until the response
 //! head is ready. A stream uses its session until it is dropped, even if only a background task is still reading it. Calls
@@ -17,17 +17,17 @@ use super::{
     session::{Session, Sessions},
 };
 
-/// A use of a session. Until it is dropped, the session is not idle.
+/// A use of a session, which keeps the session from being idle until dropped.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
-    /// Whether the stream is one of those that keep the client from being considered lost.
+    /// Whether the stream keeps the client from being considered lost.
     is_counted: bool,
     /// `false` for a standalone stream that is not counted as a use.
-    is_use: bool,
+    counts_as_use: bool,
 }
 
-/// What kind of stream the client is reading.
+/// The kind of stream a client is reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientStream {
     None,
@@ -42,7 +42,7 @@ pub(super) enum ClientStream {
 // === impl Sessions ===
 
 impl Sessions {
-    /// Begins a use of a session. Returns `None` if there is no such session or it is ending.
+    /// Begins a use of a session, or returns `None` if it does not exist or is already ending.
     pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
         session.begin_use();
@@ -58,7 +58,7 @@ impl SessionUse {
             session,
             stream: ClientStream::None,
             is_counted: false,
-            is_use: true,
+            counts_as_use: true,
         }
     }
 
@@ -67,7 +67,7 @@ impl SessionUse {
         self.stream = stream;
         self.is_counted = stream != ClientStream::None && self.begin_stream();
         if stream == ClientStream::Standalone && self.ignores_standalone_streams() {
-            self.is_use = false;
+            self.counts_as_use = false;
             self.session.end_use();
         }
         self
@@ -83,7 +83,7 @@ impl SessionUse {
         self.end_stream(ClientStreamEnd::Ended);
     }
 
-    /// Records an event that the stream has yielded.
+    /// Records an event yielded by the stream.
     pub(super) fn on_event(&mut self, event: &ServerSseMessage) {
         match self.stream {
             ClientStream::None | ClientStream::Call => {}
@@ -131,7 +131,7 @@ impl Drop for SessionUse {
             ClientStream::Untracked => ClientStreamEnd::Unobserved,
             ClientStream::Standalone => ClientStreamEnd::Disconnected,
         });
-        if self.is_use {
+        if self.counts_as_use {
             self.session.end_use();
         }
     }

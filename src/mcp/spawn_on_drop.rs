@@ -1,11 +1,11 @@
-//! A future that is spawned if it is dropped before it completes.
+//! A future that is spawned if dropped before completion.
 
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-/// A future that must run to completion. If it is dropped before that, a closure spawns it.
+/// A future that must run to completion. If it is dropped early, a closure spawns it.
 ///
 /// The future is boxed because `Drop` has to move it, and it might not be `Unpin`.
 pub(super) struct SpawnOnDrop<F, S: FnOnce(Pin<Box<F>>)>(Option<(Pin<Box<F>>, S)>);

@@ -1,8 +1,7 @@
 //! Recognises resumed standalone streams, by the most recent event ids sent on them.
 //!
 //! This is needed where an event id does not show which stream it belongs to: with an event store, or with a session manager
-//! other than rmcp's own. A stream that a client resumes after an older event is not recognised, and is treated as an untracked
-//! call's stream.
+//! other than rmcp's own. A stream resumed after an older event is not recognised and is treated as an untracked call's stream.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -11,11 +10,10 @@ use crate::lock::lock;
 
 /// Maximum number of ids to remember.
 ///
-/// Most clients miss fewer events than this while they are disconnected. If one misses more, its session merely stays open
-/// longer.
+/// Most clients miss fewer events than this while disconnected. If one misses more, its session merely stays open longer.
 const MAX_RECENT: usize = 64;
 
-/// Hashes of event ids, because an id can have any length. A client that sends a colliding id affects only its own session.
+/// Stores hashes of event ids, because an id can have any length. A client sending a colliding id affects only its own session.
 #[derive(Default)]
 pub(super) struct StandaloneIds(Mutex<VecDeque<u64>>);
 

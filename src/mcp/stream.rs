@@ -31,7 +31,7 @@ use crate::{
 /// If it is dropped while its call is still running, a task reads the rest of it, so that the answer is still seen and an unread
 /// channel never blocks the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The allocation is small: the stream of rmcp's own
+    // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The allocation is small: a stream from rmcp's own
     // manager is the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
@@ -55,7 +55,7 @@ pin_project! {
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// The stream's number, the part after the slash in rmcp's event ids.
+    /// The stream's number: the part after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
     /// Whether the session manager has yet to accept or refuse the request.
@@ -280,7 +280,7 @@ impl BoundCall {
         self.attachment.exchange.on_dispatched(self.attachment.id);
     }
 
-    /// Records that a task is reading the stream from now on.
+    /// Records that a task is now reading the stream.
     #[cold]
     fn set_background_reader(&mut self) {
         self.reader = StreamReader::Task;
@@ -290,8 +290,8 @@ impl BoundCall {
 
     /// Records that the stream has ended without the answer.
     ///
-    /// If it was the last stream, only the session's transport can still see the answer. If another of the call's streams is
-    /// open, it has replaced this one.
+    /// If it was the last stream, only the session's transport can still see the answer. Any stream of the call that is still
+    /// open has replaced this one.
     fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {
@@ -328,7 +328,7 @@ impl BoundCall {
     }
 
     fn on_answered(mut self, event: &ServerSseMessage, session_use: Option<&SessionUse>) {
-        // An answer read by a task is retained for longer, so in the arena it would keep a whole chunk allocated.
+        // An answer read by a task is retained for longer, so in the arena it would keep an entire chunk allocated.
         let arena_owner = session_use.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;

@@ -3,11 +3,11 @@
 //! rmcp would send them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds), so both the
 //! session's transport and its streams drop them.
 //!
-//! If a call is cancelled while its handler is awaiting a reply from the client, the handler would wait forever, so the transport
-//! sends it an error in place of the reply.
+//! A handler still awaiting a reply from the client when its call is cancelled would wait forever, so the transport sends it an
+//! error in place of the reply.
 //!
 //! 1. Only `send` records requests to the client, and it cannot run while a `receive` is pending, because both take `&mut self`.
-//!    A `receive` that has found no such request therefore does not have to be woken for a new one.
+//!    A `receive` that finds none therefore does not have to be woken for a new one.
 //! 2. A request to the client is refused or answered, but never lost, because one lock covers both checking for a cancelled call
 //!    and recording the request.
 
@@ -65,7 +65,7 @@ struct SuppressionState {
 
 /// Keyed hashes of a cancelled or untracked call's ids.
 ///
-/// Only hashes are stored, because a client can choose ids of many MiB and a session outlives its calls.
+/// Only hashes are stored, because a client can choose an id of many MiB, and a session outlives its calls.
 #[derive(Debug)]
 struct HashedIds {
     /// `None` if another call has reused the id.
@@ -74,7 +74,7 @@ struct HashedIds {
     progress_token: Option<u64>,
 }
 
-/// What the transport does with a message from a handler.
+/// What the transport should do with a message from a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendDecision {
     Send,
@@ -129,7 +129,7 @@ impl Suppressed {
 
     /// Removes an untracked call that has been refused or cancelled.
     ///
-    /// Other calls are removed once they are answered, but this one never will be.
+    /// Other calls are removed once they are answered, but this one will never be answered.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -181,9 +181,7 @@ impl Suppressed {
         }
     }
 
-    /// Returns an error in place of the client's reply to an abandoned request.
-    ///
-    /// Returns `None` if no request is abandoned.
+    /// Returns an error in place of the client's reply to an abandoned request, if there is one.
     #[cold]
     pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let id = self.update(|state| state.requests_to_client.next_abandoned())?;
@@ -312,9 +310,7 @@ impl HashedIds {
     }
 }
 
-/// Returns the id of the call that made a request to the client.
-///
-/// Returns `None` if rmcp did not record it.
+/// Returns the id of the call that made a request to the client, if rmcp has recorded it.
 fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {
     let OriginatingRequestId(origin) = message.request.extensions().get()?;
     Some(origin.into())

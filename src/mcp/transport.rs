@@ -24,7 +24,7 @@ use super::{
     suppress::{SendDecision, Suppressed},
 };
 
-/// The transport for a session of a [`CancellableSessionManager`](super::CancellableSessionManager).
+/// The transport for a session opened through a [`CancellableSessionManager`](super::CancellableSessionManager).
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};
@@ -41,14 +41,14 @@ use super::{
 pub struct CancellableTransport<T> {
     inner: T,
     session: Arc<Session>,
-    /// Taken when the task that serves the session first calls `receive`.
+    /// Taken when the task serving the session first calls `receive`.
     serve_tasks: Option<Arc<ServeTasks>>,
 }
 
 pin_project! {
     /// A future that sends a message to the client.
     ///
-    /// It is a named type so that the inner future, which holds the large message, is built in place.
+    /// A named type, so that the inner future, which contains the large message, is built in place.
     #[project = SendingProj]
     enum Sending<F> {
         Forwarded { #[pin] sending: F },
@@ -62,7 +62,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// It is as cancel-safe as the inner future, because the poll that removes an error also returns it.
+    /// As cancel-safe as the inner future, because the poll that removes an error also returns it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,
@@ -179,7 +179,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // Match in place: a message is large, and this way a pending poll does not move one.
+        // Match in place, because messages are large and a pending poll should not move one.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {

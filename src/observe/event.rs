@@ -57,7 +57,7 @@ pub enum Event<'a> {
         cause: DetachCause,
         /// How long the call waits for a resume, or `None` if it may run to completion.
         ///
-        /// Zero if the call is cancelled now, or as soon as a pending resume has been refused.
+        /// Zero if the call is cancelled immediately, or as soon as a pending resume has been refused.
         grace: Option<Duration>,
     },
     /// A client has resumed its call, or middleware has resent a detached call's request.
@@ -100,9 +100,9 @@ pub enum Event<'a> {
     },
     /// An ended call's outcome was evicted, or could not be retained, because of a limit.
     ///
-    /// The call was either cancelled, or detached when it ended. If its client resumes it, the client no longer receives the outcome.
+    /// The call was either cancelled, or detached when it ended. A client that resumes it no longer receives the outcome.
     ///
-    /// This event is reported to the observers of the call that needed the space, which is usually a different one.
+    /// This event is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.
@@ -172,8 +172,8 @@ impl fmt::Debug for Event<'_> {
 
 /// Receives every [`Event`] of a layer, and of any clones made from it afterwards.
 ///
-/// A layer can have several observers. A closure is an observer too, and with [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) it
-/// need not name the type of its argument.
+/// A layer can have several observers. A closure is an observer, too, and with [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn),
+/// the type of its argument is inferred.
 ///
 /// An observer is called synchronously, possibly from within `Drop`, with no lock held, and before any later event of the same call.
 /// Therefore:
@@ -183,8 +183,8 @@ impl fmt::Debug for Event<'_> {
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
 ///   still prints it, and with `panic = "abort"` it ends the process.
 ///
-/// An event is reported in the span in which the call's request was served, if there was one. Only an
-/// [`AnswerEvicted`](Event::AnswerEvicted) may be reported in any span.
+/// An event is reported in the span in which the call's request was served, if there was one. The exception is
+/// [`AnswerEvicted`](Event::AnswerEvicted), which may be reported in any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};

@@ -1,10 +1,9 @@
-//! Writes events to the log. Cancellations are logged at level info, because they are what the layer is for, not errors.
+//! Writes events to the log. Cancellations are logged at the info level, because they are the layer's purpose rather than errors.
 //!
-//! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, that name is used. A client can send text that would
-//! break a log line, so such text passes through [`sanitize`]. No header values are logged except session ids, and those only as
-//! [`SessionIds`] allows.
+//! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, that name is used. Client-supplied text could break
+//! a log line, so it passes through [`sanitize`]. No header values are logged except session ids, and those only as [`SessionIds`] allows.
 //!
-//! A subscriber that panics, for example because it prints to a closed stderr, does not affect any call.
+//! A panicking subscriber, for example one that prints to a closed stderr, does not affect any call.
 
 use std::{
     borrow::Cow,
@@ -29,7 +28,7 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id to log.
 ///
-/// An id may be a signed token that differs from others only near its end, and such a token is rarely longer than this.
+/// An id may be a signed token, which might differ from others only near its end and is rarely longer than this.
 const MAX_SESSION_ID: usize = 4_096;
 
 /// How session ids appear in the layer's log.
@@ -48,7 +47,7 @@ const MAX_SESSION_ID: usize = 4_096;
 pub enum SessionIds {
     /// Eight hexadecimal digits of a keyed hash. The key is random and generated once per process.
     ///
-    /// They only help to correlate a session's log lines with each other.
+    /// They only serve to correlate a session's log lines with each other.
     #[default]
     Hashed,
     /// The plain ids, which can be correlated with client and proxy logs.
@@ -310,7 +309,7 @@ impl HandlerEnd {
 // === impl SessionIds ===
 
 impl SessionIds {
-    /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
+    /// Returns a session id as it appears in the log, or `None` for [`SessionIds::Omitted`].
     ///
     /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. Within a process, an id always has
     /// the same hash. Every process has its own hashes, except that a forked process may inherit its parent's key.

@@ -35,7 +35,7 @@ const OTHER: &str = "other";
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
 /// | `mcp_calls_started_total` | counter | `method` | calls that have started |
 /// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | calls that have ended, which is the number started minus the number in flight |
-/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls that are cancelled at once |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments, including those of calls cancelled immediately |
 /// | `mcp_call_resumes_total` | counter | `method` | times a client has resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancellations that could not be delivered to the server |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls that exceeded a limit, see [`Limits`](crate::Limits) |
@@ -84,15 +84,15 @@ enum Tools {
 impl Metrics {
     /// Upper bounds of the histogram buckets, in seconds.
     ///
-    /// These are the bounds that OpenTelemetry defines for `mcp.server.operation.duration`, 10 ms to 5 min, plus 1 ms for tokens that
-    /// fire at once.
+    /// These are the bounds OpenTelemetry defines for `mcp.server.operation.duration`, 10 ms to 5 min, plus 1 ms for tokens that fire
+    /// immediately.
     pub const BUCKETS: [f64; 15] = [
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
     /// Creates an observer without the label `tool`, and describes its metrics.
     ///
-    /// The descriptions are passed to the recorder that is installed at this point.
+    /// The descriptions are passed to the currently installed recorder.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
@@ -119,7 +119,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the label `tool`, for names that can be added later. Replaces any names that are already set.
+    /// Adds the label `tool`, for names that can be added later. Replaces any names set earlier.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};
@@ -171,7 +171,7 @@ impl Metrics {
         self.record_detachment(call, outcome_label.1, detachment);
     }
 
-    /// Records a detachment that has ended. Does nothing if the call was attached.
+    /// Records the end of a detachment. Does nothing if the call was attached.
     fn record_detachment(
         &self,
         call: &CallInfo,

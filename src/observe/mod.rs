@@ -1,8 +1,8 @@
 //! Observing a layer's calls: events, snapshots, metrics and the log.
 //!
-//! An [`Observer`] receives every [`Event`] of a layer. The types in this module fill in an event's details, such as why a call was
-//! detached, which limit it exceeded, or why its cancellation could not be delivered. The snapshots of in-flight calls are what
-//! [`Calls::snapshot`](crate::Calls::snapshot) returns.
+//! An [`Observer`] receives every [`Event`] of a layer. The types in this module describe an event's details, such as why a call was
+//! detached, which limit it exceeded, or why its cancellation could not be delivered. [`Calls::snapshot`](crate::Calls::snapshot) returns
+//! snapshots of in-flight calls.
 
 use std::{fmt, sync::Arc};
 
@@ -39,7 +39,7 @@ pub use crate::{
     limits::Limit,
 };
 
-/// The log, and the observers that the application has added.
+/// The log, and the observers added by the application.
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     pub(crate) session_ids: SessionIds,
@@ -54,7 +54,7 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Log even without a subscriber, because `tracing` may forward the lines to a logger of the `log` crate. A subscriber that panics
+        // Log even without a subscriber, because `tracing` may forward the lines to a logger of the `log` crate. A panicking subscriber
         // must not affect the call or the observers.
         catch_panic(|| log::log(event, self.session_ids));
         for observer in &self.added {

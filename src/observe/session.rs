@@ -24,7 +24,7 @@ use std::fmt;
 /// # }
 /// ```
 ///
-/// `Debug` shows the session id, with which a client can act for the session.
+/// `Debug` shows the session id, which a client can use to act for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {
@@ -33,10 +33,10 @@ pub enum SessionEvent<'a> {
     Opened {
         /// The session's id.
         session: &'a str,
-        /// Whether the session was restored, under an id that a server had issued earlier.
+        /// Whether the session was restored, under an id issued earlier by a server.
         restored: bool,
     },
-    /// A session has been closed, see [`SessionEnd`].
+    /// A session has been closed (see [`SessionEnd`]).
     #[non_exhaustive]
     Closed {
         /// The session's id.

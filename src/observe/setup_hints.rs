@@ -15,15 +15,15 @@ pub(crate) enum Hint {
     SupersedeHasNoEffect,
     /// The calls' events are stored, so detached calls keep running.
     StoredCallsKeepRunning,
-    /// A call is waiting for a client that has disconnected.
-    CallsWait,
-    /// The layer is inside another one.
+    /// A call is waiting for its disconnected client to resume.
+    WaitingForResume,
+    /// The layer is nested inside another layer.
     Nested,
     /// The session manager has received a call that did not pass through a layer.
     NoLayer,
-    /// The session manager belongs to another layer, so it does not bind this layer's calls.
+    /// The session manager belongs to another layer, so it does not track this layer's calls.
     TwoLayers,
-    /// The event ids look like rmcp's, but no session manager binds their calls.
+    /// The event ids look like rmcp's, but no session manager is tracking their calls.
     NoSessionManager,
 }
 
@@ -42,7 +42,7 @@ impl SetupHints {
         }
     }
 
-    /// Returns `true` if a hint has been emitted.
+    /// Returns `true` if `hint` has already been emitted.
     pub(crate) fn was_emitted(&self, hint: Hint) -> bool {
         self.0.load(Ordering::Relaxed) & hint.bit() != 0
     }
@@ -65,41 +65,41 @@ impl Hint {
         match self {
             Self::SupersedeHasNoEffect => log_hint!(
                 warn,
-                "Policy::supersede has no effect without CancellableSessionManager: give one to StreamableHttpService"
+                "Policy::supersede has no effect without a CancellableSessionManager: pass one to StreamableHttpService"
             ),
             Self::StoredCallsKeepRunning => log_hint!(
                 info,
-                "events are in a store: calls whose clients disconnect keep running, because they may be resumed \
-                 on another server; set a grace to cancel them"
+                "an event store is in use, so calls keep running after their clients disconnect, in case they are resumed \
+                 on another server: set a grace period to cancel them"
             ),
-            Self::CallsWait => log_hint!(
+            Self::WaitingForResume => log_hint!(
                 info,
-                "a client disconnected, and its call waits for a resume: once the grace has passed (20 s or more by \
-                 default), the call is cancelled; use CancelOnDisconnectLayer::grace to set another grace, or \
-                 Grace::Immediate for none"
+                "a client disconnected, and its call is waiting for it to resume: the call is cancelled once its grace \
+                 period expires (at least 20 s by default); use CancelOnDisconnectLayer::grace to change that, or \
+                 Grace::Immediate to cancel at once"
             ),
             Self::Nested => log_hint!(
                 warn,
-                "a request passed two CancelOnDisconnectLayers: the inner one's options have no effect; \
+                "a request passed through two CancelOnDisconnectLayers: the inner one's options have no effect; \
                  set them on the outer one, and remove the inner one"
             ),
             Self::NoLayer => log_hint!(
                 warn,
-                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: its client's disconnect \
-                 will not be detected; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep \
-                 their extensions"
+                "a call reached CancellableSessionManager without passing through a CancelOnDisconnectLayer: its client's \
+                 disconnect will go undetected; add .layer(CancelOnDisconnectLayer::new()) to the router, and make sure \
+                 that nothing strips the request's extensions"
             ),
             Self::TwoLayers => log_hint!(
                 warn,
-                "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: the second layer's calls are \
-                 tracked as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
+                "a CancellableSessionManager is receiving calls from two CancelOnDisconnectLayers: the second layer's calls \
+                 are tracked as if there were no session manager; use clones of a single layer on all routes"
             ),
             Self::NoSessionManager => log_hint!(
                 warn,
-                "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers \
-                 sent while a client is disconnected are lost. If rmcp runs in this process, give StreamableHttpService an \
-                 Arc::new(CancellableSessionManager::default()); if the layer is in front of \
-                 another process, nothing is wrong"
+                "event ids look like rmcp's, but no CancellableSessionManager is tracking their calls: answers \
+                 sent while a client is disconnected are lost; if rmcp runs in this process, pass \
+                 Arc::new(CancellableSessionManager::default()) to StreamableHttpService; if the layer is in front of \
+                 another process, ignore this warning"
             ),
         }
     }

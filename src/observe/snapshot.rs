@@ -50,9 +50,9 @@ pub struct CallSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// A stream of the call is open, or its client is waiting for the response head.
+    /// One of the call's streams is open, or its client is waiting for the response head.
     Attached,
-    /// No stream of the call is open, and no client is waiting for its response head.
+    /// None of the call's streams is open, and no client is waiting for its response head.
     #[non_exhaustive]
     Detached {
         /// How long the call has been detached.
@@ -65,7 +65,7 @@ pub enum CallState {
 // === impl CallSnapshot ===
 
 impl CallSnapshot {
-    /// Returns the call's identity in this process, for [`Calls::cancel`](crate::Calls::cancel).
+    /// Returns the call's id within this process, which [`Calls::cancel`](crate::Calls::cancel) takes.
     pub fn id(&self) -> CallId {
         self.info.id()
     }

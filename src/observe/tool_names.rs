@@ -16,7 +16,7 @@ use crate::call::CallInfo;
 /// Tool names that [`Metrics`](super::Metrics) may use as labels (feature `metrics`).
 ///
 /// Clones share the same names. More can be added at any time, for example by a gateway that reads them from the server's `tools/list`. A
-/// call's label does not change while it is running, so a name that is added in the meantime only applies to later calls.
+/// call's label does not change while it is running, so a name added in the meantime only applies to later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{
@@ -37,12 +37,12 @@ pub struct ToolNames(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Each name, with the number of the first call that may have it as a label.
+    /// Maps each name to the number of the first call that may have it as a label.
     ///
     /// [`ToolNames::on_started`] raises `last_started` under this lock, so when a name is added, the call with that number has not
     /// started yet.
     names: RwLock<HashMap<SharedString, u64>>,
-    /// The highest number of any call that has started.
+    /// The highest number of any call started so far.
     last_started: AtomicU64,
 }
 
@@ -77,10 +77,10 @@ impl ToolNames {
         Self::default()
     }
 
-    /// Adds a name for the calls that start from now on. Returns `true` if it was added.
+    /// Adds a name for calls starting from now on. Returns `true` if it was added.
     ///
-    /// Returns `false` if the name is already known, is longer than [`MAX_LENGTH`](Self::MAX_LENGTH), or would be one more than
-    /// [`MAX`](Self::MAX). In the last two cases, calls to its tool are labelled `other`.
+    /// Returns `false` if the name is already known, if it is longer than [`MAX_LENGTH`](Self::MAX_LENGTH), or if there are already
+    /// [`MAX`](Self::MAX) names. In the last two cases, calls to its tool are labelled `other`.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -103,7 +103,7 @@ impl ToolNames {
         true
     }
 
-    /// Records that a call has started. If its tool's name is already known, it becomes a label of the call.
+    /// Records that a call has started. If its tool's name is already known, it becomes the call's label.
     pub(super) fn on_started(&self, call: &CallInfo) {
         let _names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let number = u64::from(call.id());

@@ -1,7 +1,7 @@
 //! The request body: a tee that never delays, re-frames or alters it.
 //!
-//! The tee holds on to the frames, which are reference-counted, until the body has ended. Then it hands them to the [`Exchange`],
-//! which parses them only if no session manager has bound the call.
+//! The tee holds on to the reference-counted frames until the body has ended, and then hands them to the [`Exchange`], which
+//! parses them only if no session manager has bound the call.
 
 use std::{
     fmt, mem,
@@ -26,8 +26,8 @@ use crate::{
 pin_project! {
     /// The request body that the layer passes to the inner service.
     ///
-    /// The client's body is passed through unchanged, frame by frame. If the request is a cancellation that the layer replays,
-    /// the body is the notification.
+    /// The client's body is passed through unchanged, frame by frame. If the layer is replaying a cancellation, the body is the
+    /// notification.
     ///
     /// In front of a service that accepts only one body type, map the body:
     ///
@@ -160,7 +160,7 @@ impl<B> fmt::Debug for TeeBody<B> {
 // === impl BodyObserver ===
 
 impl BodyObserver {
-    /// Captures a frame and returns the same bytes in the same frame.
+    /// Captures a frame, and returns an identical one.
     fn observe<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
             return frame;

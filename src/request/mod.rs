@@ -1,4 +1,4 @@
-//! The request: the tee on its body, and cancellations replayed with its head.
+//! The request: a tee for its body, and cancellations replayed with its head.
 
 mod body;
 mod replay;

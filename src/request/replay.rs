@@ -1,8 +1,8 @@
 //! Cancels calls by replaying an HTTP POST into the inner service.
 //!
-//! This is how calls are cancelled if there is no session manager. The POST carries the original request's URI, extensions and
-//! most of its headers, so that everything inside the layer (routing, auth, limits) treats it just like the call. Headers that
-//! belong to the original body, or that would change what the POST does, are left out.
+//! This is how calls are cancelled without a session manager. The POST carries the original request's URI, extensions and most of
+//! its headers, so that everything inside the layer (routing, auth, limits) treats it just like the call. Headers that belong to
+//! the original body, or that would change what the POST does, are left out.
 
 use std::{
     future::poll_fn,
@@ -48,7 +48,7 @@ const NOT_REPLAYED: [HeaderName; 15] = [
 /// Name prefixes of other headers left out of a replay.
 ///
 /// These are body digests, signatures over the body (RFC 9421), and idempotency keys, as well as the headers `Mcp-Method`,
-/// `Mcp-Name` and `Mcp-Param-*`, in which SEP-2243 repeats parts of the body.
+/// `Mcp-Name` and `Mcp-Param-*`, which repeat parts of the body (SEP-2243).
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called itself: every replay clones it and waits for the clone to be ready.
+/// The inner service. It is never called directly: every replay clones it and waits for the clone to be ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
@@ -83,8 +83,8 @@ pub(crate) struct Replay<S, B> {
 impl<S, B> Replay<S, B> {
     /// Copies a request's head.
     ///
-    /// The request's extensions must not contain the link to the exchange yet, otherwise the exchange and the replay would form a
-    /// reference cycle.
+    /// The request's extensions must not contain the link to the exchange yet; otherwise, the exchange and the replay would form
+    /// a reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
         shared: Arc<LayerShared>,

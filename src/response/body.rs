@@ -56,7 +56,7 @@ pin_project! {
             guard: Guard,
             #[pin]
             source: EitherBody<B>,
-            // Number of bytes left, or `None` if it is unknown.
+            // Number of bytes left, or `None` if unknown.
             remaining: Option<u64>,
             // `None` if the connection is not watched or has been closed.
             peer: Option<PeerClosed>,

@@ -1,8 +1,8 @@
-//! Converts the inner answer to events, for a response whose head has been sent early.
+//! Converts the inner answer to events, for a response whose head was sent early.
 //!
-//! Once the client has received `200 text/event-stream`, whatever the inner service answers has to be sent as events. Events are
-//! passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC error. The
-//! inner answer's headers are lost.
+//! Once the client has received `200 text/event-stream`, whatever the inner service responds with has to be sent as events.
+//! Events are passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC
+//! error. The inner answer's headers are lost.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Once a refusal has exceeded this many bytes, it is not read any further.
 ///
-/// JSON-RPC errors are shorter.
+/// The only part of interest is a JSON-RPC error, and those are shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// Resolves to the inner service's answer, or to `None` if the service fails.
@@ -196,7 +196,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for a frame, or `None` if there has only been white space.
+    /// Returns the bytes to send for a frame, or `None` if only white space has been received so far.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = replace_line_breaks(self.bom_filter.filter(frame));
         if self.has_data {
@@ -222,16 +222,16 @@ fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
-    let without_break = |byte: &u8| match byte {
+    let replace_break = |byte: &u8| match byte {
         b'\n' | b'\r' => b' ',
         other => *other,
     };
-    json.iter().map(without_break).collect()
+    json.iter().map(replace_break).collect()
 }
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event contains the JSON-RPC error from the body if there is one, and otherwise an error with the status.
+/// The event contains the body's JSON-RPC error if there is one, or otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

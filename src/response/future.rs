@@ -37,20 +37,20 @@ use crate::{
 
 /// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// A quarter of the shortest default idle limit that proxies have.
+/// A quarter of the shortest default idle timeout among proxies.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Minimum interval between checks of whether the call is known yet.
 ///
-/// If [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) is longer, the interval is that long.
+/// The interval is [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) if that is longer.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Used in place of a duration that would overflow an instant.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs when a client disconnects before the response.
+/// The status nginx logs when a client disconnects before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -85,8 +85,7 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set if the call has been answered before the inner service has returned the response head. A drain waits for this
-        // guard.
+        // Set if the call was answered before the inner service returned the response head. A drain waits for this guard.
         delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
@@ -103,11 +102,11 @@ pin_project! {
 
 /// A request's use of its session, which lasts until the response head is ready.
 ///
-/// It keeps the session open while the session manager does not know about the request yet, because the body is incomplete or a
+/// It keeps the session open while the session manager has yet to receive the request, because its body is incomplete or a
 /// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll has been pending yet, or by then a session manager had already bound the call.
+    /// Either no poll has returned `Pending` yet, or a session manager had already bound the call when one did.
     #[default]
     NotStarted,
     /// `None` if no session manager has the session.
@@ -150,7 +149,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// Creates the future for a request that another layer is already handling.
+    /// Creates the future for a request already being handled by another layer.
     pub(crate) fn passthrough(future: F) -> Self {
         Self::new(Guard::inert(), future, ResponseOptions::default())
     }
@@ -287,19 +286,19 @@ impl Silence {
         if let Some(call) = call
             && !mem::replace(&mut self.has_call, true)
         {
-            self.wait(call.started_at(), self.limit);
+            self.reset_timer(call.started_at(), self.limit);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             if self.has_call {
                 return call;
             }
             // Another task might be reading the request body, so this future might not be polled when the call becomes known.
-            self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
+            self.reset_timer(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
     }
 
-    fn wait(&mut self, from: Instant, time: Duration) {
+    fn reset_timer(&mut self, from: Instant, time: Duration) {
         let deadline = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
         self.timer.as_mut().reset(deadline);
     }
@@ -372,7 +371,7 @@ impl ResponseOptions {
         }
         let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
-            // The server might keep working until the body ends. If the length is known, it ends with the last byte.
+            // The server might keep working until the body ends. If the length is known, the call ends with the last byte.
             let is_json =
                 has_content_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
@@ -425,7 +424,7 @@ impl ResponseOptions {
     }
 }
 
-/// Returns the response to a call that this server has cancelled.
+/// Returns the response to a call cancelled by this server.
 #[cold]
 fn json_response<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));

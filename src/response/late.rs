@@ -1,9 +1,9 @@
-//! The stream of a client that resumes a cancelled call, without a session manager.
+//! The stream for a client that resumes a cancelled call, without a session manager.
 //!
 //! The call might have completed unobserved before it was cancelled, in which case its server might have stored the answer. The
-//! stream is therefore buffered at first. If the answer turns up in it, the whole buffer is passed on. If the stream ends without
-//! the answer, or yields no event for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. The buffered events are dropped
-//! in that case, because some clients would resume again after an event with an id.
+//! stream is therefore buffered at first. If the answer turns up in it, the entire buffer is passed on. If the stream ends
+//! without the answer, or yields no event for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. The buffered events are
+//! dropped in that case, because some clients would resume again after an event with an id.
 
 use std::{
     fmt, mem,
@@ -36,7 +36,7 @@ pub(super) struct Late<B> {
 enum LateStage {
     Reading(Box<HeldBack>),
     /// The inner body contains the answer or is longer than [`MAX_BUFFERED`].
-    Passing,
+    Forwarding,
     Ended,
 }
 
@@ -76,7 +76,7 @@ where
         loop {
             let reading = match &mut self.stage {
                 LateStage::Reading(reading) => reading,
-                LateStage::Passing => return self.body.as_mut().poll_frame(cx),
+                LateStage::Forwarding => return self.body.as_mut().poll_frame(cx),
                 LateStage::Ended => return Poll::Ready(None),
             };
             let frame = match self.body.as_mut().poll_frame(cx) {
@@ -93,7 +93,7 @@ where
             // Trailers end the body, too, because no frame can follow them.
             let (bytes, next) = match frame.and_then(|frame| frame.into_data().ok()) {
                 Some(mut data) => match reading.read(&data.copy_to_bytes(data.remaining())) {
-                    Some(held) => (held, LateStage::Passing),
+                    Some(held) => (held, LateStage::Forwarding),
                     None => continue,
                 },
                 None => (mem::take(&mut reading.error), LateStage::Ended),

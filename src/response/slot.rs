@@ -1,10 +1,9 @@
-//! Holds a stream's inner body, so that the timer can drop it even if hyper does not poll.
+//! Owns a stream's inner body, so that the timer can drop it even if hyper does not poll.
 //!
 //! hyper polls a body only while the client is reading, so a client that stops reading would otherwise keep the inner body open
 //! forever and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). That is why the
-//! [`EventStream`](super::stream::EventStream) does not own the inner body. Instead, it takes the body out of the slot for every
-//! poll and restores it afterwards, and closing the slot drops the body. No lock is held while the body is being polled or
-//! dropped.
+//! [`EventStream`](super::stream::EventStream) does not own the inner body. Instead, it takes the body out of the slot for each
+//! poll and puts it back afterwards. Closing the slot drops the body. No lock is held while the body is being polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -84,7 +83,7 @@ enum Closing {
 pub(super) enum Next<B> {
     /// Send a message.
     Message(Bytes),
-    /// Poll the inner body and restore it.
+    /// Poll the inner body and put it back.
     Inner(Pin<Box<InnerBody<B>>>),
     /// End the stream.
     Closed,
@@ -93,8 +92,8 @@ pub(super) enum Next<B> {
 /// Measures how long ago the client stopped reading.
 struct Stall {
     limit: Duration,
-    since: Instant,
-    /// When the last frame was delivered, in ms after `since`, plus 1.
+    created_at: Instant,
+    /// When the last frame was delivered, in ms after `created_at`, plus 1.
     ///
     /// 0 while the reader is waiting for the next frame.
     delivered_at: AtomicU64,
@@ -114,7 +113,7 @@ impl<B> BodySlot<B> {
             stall: stall_timeout.map(|limit| {
                 Box::new(Stall {
                     limit,
-                    since: Instant::now(),
+                    created_at: Instant::now(),
                     delivered_at: AtomicU64::new(0),
                     timer: OnceLock::new(),
                 })
@@ -124,7 +123,7 @@ impl<B> BodySlot<B> {
 
     /// Sets the timer that detects when the reader stops polling.
     ///
-    /// It has no effect without a stall timeout.
+    /// This has no effect without a stall timeout.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
             // Never set before, because this is called only once per slot.
@@ -138,7 +137,7 @@ impl<B> BodySlot<B> {
 
     /// Returns `true` if the slot was closed because the call has ended.
     ///
-    /// In that case, the client receives an error.
+    /// If so, the client receives an error.
     pub(super) fn was_closed_with_error(&self) -> bool {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
@@ -165,7 +164,8 @@ impl<B> BodySlot<B> {
     /// If the reader does not poll again after this, the client is not reading.
     pub(super) fn record_delivery(&self) {
         if let Some(stall) = &self.stall {
-            let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
+            let elapsed =
+                u64::try_from(stall.created_at.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
             stall.delivered_at.store(elapsed + 1, Ordering::Relaxed);
         }
     }
@@ -184,7 +184,7 @@ impl<B> BodySlot<B> {
         next
     }
 
-    /// Restores the inner body after a poll. Returns `false` if the slot has been closed in the meantime.
+    /// Puts the inner body back after a poll. Returns `false` if the slot has been closed in the meantime.
     pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {
@@ -299,7 +299,9 @@ impl<B: Send> OnDeadline for BodySlot<B> {
         let deadline = match stall.delivered_at.load(Ordering::Relaxed).checked_sub(1) {
             None => rearm_at?,
             Some(elapsed) => {
-                let delivered_at = stall.since.checked_add(Duration::from_millis(elapsed))?;
+                let delivered_at = stall
+                    .created_at
+                    .checked_add(Duration::from_millis(elapsed))?;
                 delivered_at.checked_add(stall.limit)?
             }
         };

@@ -33,12 +33,13 @@ use crate::{
     sse::{self, BomFilter, Boundary},
 };
 
-/// The header with which a response disables buffering in nginx.
+/// The header that responses use to disable buffering in nginx.
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Maximum number of bytes to deliver at once under a stall timeout.
 ///
-/// Same as the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
+/// Same as the default maximum size of an HTTP/2 frame. At 400 KB/s, a client reads only 25 pieces a second, so the overhead is
+/// small.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
@@ -48,7 +49,7 @@ pub(super) struct EventStream<B> {
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,
-    /// The exchange of the call that this stream resumes.
+    /// The exchange of the call this stream resumes.
     resumed: Option<Arc<Exchange>>,
     /// Whether the stream has been registered because it is outliving its call.
     is_registered: bool,
@@ -77,7 +78,7 @@ pub(super) enum Content {
 
 /// Determines when the next probe is due.
 pub(super) struct Probes {
-    every: Duration,
+    interval: Duration,
     quiet_since: Instant,
     timer: Sleeper,
 }
@@ -219,7 +220,7 @@ where
         is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
-    /// Returns the frame, or its first piece, and restores the inner body.
+    /// Returns the frame, or its first piece, and puts the inner body back.
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
@@ -237,7 +238,7 @@ where
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns a frame's first piece, which might be the whole frame, and stores the rest.
+    /// Returns a frame's first piece, which might be the entire frame, and stores the rest.
     fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
         if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
@@ -259,7 +260,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange, but only once, if its call has ended but the inner body has not.
+    /// Returns the exchange, at most once, if its call has ended but the inner body has not.
     fn exchange_to_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
@@ -270,7 +271,7 @@ where
         is_first.then(|| exchange.clone())
     }
 
-    /// Runs while the inner body is pending, to detect a closed connection and send probes.
+    /// Detects a closed connection and sends probes while the inner body is pending.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
             self.slot.on_disconnect(DetachCause::PeerClosed);
@@ -389,11 +390,11 @@ impl Content {
 
 impl Probes {
     /// Returns `None` outside a tokio runtime.
-    pub(super) fn new(every: Duration) -> Option<Self> {
+    pub(super) fn new(interval: Duration) -> Option<Self> {
         Some(Self {
-            every,
+            interval,
             quiet_since: Instant::now(),
-            timer: timer(every)?,
+            timer: timer(interval)?,
         })
     }
 
@@ -405,7 +406,7 @@ impl Probes {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            match self.quiet_since.checked_add(self.every) {
+            match self.quiet_since.checked_add(self.interval) {
                 Some(due) if due > Instant::now() => self.timer.as_mut().reset(due),
                 _ => return Poll::Ready(()),
             }
@@ -413,7 +414,7 @@ impl Probes {
     }
 }
 
-/// Disables buffering by proxies, but keeps headers that are already set.
+/// Disables buffering by proxies, without overriding headers that are already set.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

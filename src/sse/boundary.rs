@@ -1,10 +1,10 @@
-//! Finds the places in a body where bytes can be added without changing its events.
+//! Finds the places in a body where bytes can be inserted without changing its events.
 
 use super::lines::{Lines, Piece};
 
 /// Finds the places between two events in a body.
 ///
-/// The start of the body is such a place, and so is the end of a comment between events. If a CR LF has been split, its line feed
+/// The start of the body counts as one, and so does the end of a comment between events. If a CR LF has been split, its line feed
 /// might still follow, but after an injected message that is only a blank line, which does not end any event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
@@ -25,7 +25,7 @@ impl Boundary {
 
     /// Updates the state with the body's next frame.
     pub(crate) fn observe(&mut self, frame: &[u8]) {
-        // A frame that ends with a blank line ends at a boundary. Most frames are whole events, and so take this path.
+        // A frame that ends with a blank line ends at a boundary. Most frames are complete events, so they take this path.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
                 lines: Lines::after_start(),

@@ -11,7 +11,8 @@ const MAX_DATA: usize = 4 * 1024 * 1024;
 
 /// Maximum size of the value of an `id` or a `retry`.
 ///
-/// A client sends an id back in a header, and by default hyper accepts less than this across all headers.
+/// A client sends an id back in a header, and by default hyper accepts less than this across all headers, so a client could not
+/// resume after a longer id.
 const MAX_VALUE: usize = 512 * 1024;
 
 /// Maximum `retry`. An exchange cannot store a longer one.
@@ -20,7 +21,7 @@ const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 /// The parts of an event that matter to the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StreamEvent<'a> {
-    /// The `id`, as it was sent. An empty id clears the client's last event id.
+    /// The `id`, as sent. An empty id clears the client's last event id.
     pub(crate) id: Option<&'a [u8]>,
     /// The client's reconnect delay.
     pub(crate) retry: Option<Duration>,
@@ -38,7 +39,7 @@ pub(super) enum EventField {
     Retry,
 }
 
-/// The lines of an event that has not ended yet.
+/// The lines of an incomplete event.
 ///
 /// While a frame `'f` is being read, strings are borrowed from it where possible.
 #[derive(Default)]
@@ -106,7 +107,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Takes the value of an `id` or a `retry`. Returns `None` if it exceeds [`MAX_VALUE`].
+    /// Takes the value of an `id` or a `retry`, or returns `None` if it exceeds [`MAX_VALUE`].
     fn take_value(&mut self) -> Option<Cow<'f, [u8]>> {
         match mem::take(&mut self.value) {
             Text::Whole(value) if value.len() <= MAX_VALUE => Some(value),
@@ -114,7 +115,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Returns the ended block's event, or `None` if the block has no field that matters.
+    /// Returns the ended block's event, or `None` if the block has none of the fields that matter.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
         if !self.has_event() {
             return None;
@@ -139,7 +140,7 @@ impl<'f> EventBlock<'f> {
         })
     }
 
-    /// Copies what is borrowed from the frame into buffers.
+    /// Copies anything borrowed from the frame into buffers.
     pub(super) fn into_owned(self) -> EventBlock<'static> {
         EventBlock {
             data: self.data.map(|data| data.into_owned(MAX_DATA)),
@@ -189,7 +190,7 @@ fn milliseconds(digits: &[u8]) -> Option<Duration> {
 // === impl Text ===
 
 impl<'f> Text<'f> {
-    /// Appends a piece. Drops the buffer if it would exceed `limit`.
+    /// Appends a piece, or drops the buffer if it would exceed `limit`.
     fn push(&mut self, piece: &'f [u8], limit: usize) {
         match self {
             Self::Whole(text) if text.is_empty() => *text = Cow::Borrowed(piece),

@@ -7,11 +7,11 @@
 //!    ends at its blank line. Its type is ignored, because MCP only has messages.
 //! 2. **An event without data is reported, too**, if it has an `id` or a `retry`. The standard does not dispatch such an event,
 //!    but its id still becomes the last event id, which is how MCP primes a stream.
-//! 3. **It makes no difference where the body is split into frames**, except for the limit in 5.
+//! 3. **Frame boundaries make no difference**, except for the limit in 5.
 //! 4. **Cost.** Each byte is scanned once for line endings and, if it is data, parsed once as JSON. An event inside a single
-//!    frame is read in place. An event that is split across frames, or has several data lines, is copied into its own buffer.
-//! 5. **Limits.** A buffer holds up to 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
-//!    512 KiB is ignored. Even so, the end of every event is found.
+//!    frame is read in place. An event split across frames, or with several data lines, is copied into its own buffer.
+//! 5. **Limits.** A buffer holds up to 4 MiB of data. An event needing a larger buffer is [`Ambiguous`]. An `id` longer than 512
+//!    KiB is ignored. Even then, the end of every event is found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -56,11 +56,11 @@ enum Line {
     Start,
     /// The line might be this field. The number is how many bytes of the field's name and colon have been received so far.
     Name(EventField, u8),
-    /// Just after the colon. One space here is not part of the value.
+    /// Just after the colon. A space at this point is not part of the value.
     Space(EventField),
     /// Within the value.
     Value(EventField),
-    /// A comment or a field that does not matter.
+    /// A comment or an ignored field.
     Other,
 }
 

@@ -29,7 +29,7 @@ pin_project! {
     }
 }
 
-/// The request that a handler is serving.
+/// The request a handler is serving.
 pub(super) struct RequestInfo {
     request: RequestId,
     method: Cow<'static, str>,
@@ -43,7 +43,7 @@ pin_project! {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,
         grace: Duration,
-        // Boxed, because hardly any call needs it.
+        // Boxed, because few calls need it.
         sleep_until_abort: Option<Pin<Box<Sleep>>>,
     }
 }
@@ -51,7 +51,7 @@ pin_project! {
 // === impl AbortableFuture ===
 
 impl<F> AbortableFuture<F> {
-    /// Calls the method, which might panic even before it returns its future.
+    /// Calls the method, which might panic even before returning its future.
     pub(super) fn new(
         request_info: RequestInfo,
         abort_timer: Option<AbortTimer>,
@@ -97,7 +97,7 @@ where
     }
 }
 
-/// Polls a handler. Returns `None` if it panics, or panicked before it returned its future.
+/// Polls a handler, or returns `None` if it panics now or panicked before returning its future.
 fn poll_handler<F: Future>(
     mut handler: Pin<&mut Option<F>>,
     cx: &mut Context<'_>,
@@ -120,8 +120,8 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 impl RequestInfo {
     /// Creates a description of the request and links the context's token to the call.
     ///
-    /// From then on, cancelling the call fires that token. Only the context holds this token: rmcp creates it as a child of the
-    /// one it stores for the request.
+    /// From then on, cancelling the call fires that token. Only the context holds this token, which rmcp creates as a child of
+    /// the one it stores for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
@@ -146,10 +146,10 @@ impl RequestInfo {
         self
     }
 
-    /// Returns the call's own token if the context's token has fired only because the call's stream was dropped, which must not stop
-    /// the handler.
+    /// Returns the call's own token if the context's token has fired only because of a dropped stream.
     ///
-    /// When a call has no session, rmcp fires the context's token as soon as the stream is dropped, whatever the call's grace period is.
+    /// A dropped stream must not stop the handler, but if a call has no session, rmcp fires the context's token as soon as the stream is
+    /// dropped, regardless of the call's grace period.
     fn outlive_stream(&self) -> Option<CancellationToken> {
         let exchange = self.call.as_ref()?.exchange();
         exchange.outlives_stream(&(&self.request).into())

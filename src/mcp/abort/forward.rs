@@ -1,11 +1,11 @@
 //! Forwards every [`ServerHandler`] method to the inner handler.
 //!
-//! A method missing here would fall back to its default body, so the inner handler would never receive its requests. A test
-//! therefore checks this list of methods against rmcp's source.
+//! A method missing from this list would fall back to its default body, so the inner handler would never receive its requests. A
+//! test therefore checks the list against rmcp's source.
 
 #![allow(
     deprecated,
-    reason = "rmcp still serves requests that it has deprecated, and the handler must receive those too"
+    reason = "rmcp still serves deprecated requests, and the handler must receive those, too"
 )]
 
 use std::borrow::Cow;

@@ -57,7 +57,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. With `AbortOnCancel`, the
 /// [`CallToken`](crate::CallToken) also fires its handler's [`RequestContext::ct`]. Without it, `ct` does not fire for two kinds
-/// of cancel: those for 2026-07-28 calls whose events are stored, and those that could not be injected.
+/// of cancel: those for calls under protocol revision 2026-07-28 whose events are stored, and those that could not be injected.
 ///
 /// | stopped | runs to completion |
 /// |---|---|
@@ -74,8 +74,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// # Panics in handlers
 ///
-/// With rmcp alone, a handler that panics sends no answer, so its client waits until it times out. With `AbortOnCancel`, the
-/// client receives the error -32603. The panic hook still runs, but nothing else is affected.
+/// With rmcp alone, a panicking handler sends no answer, so its client waits until it times out. With `AbortOnCancel`, the client
+/// receives the error -32603. The panic hook still runs, but nothing else is affected.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,
@@ -113,7 +113,7 @@ impl<H> AbortOnCancel<H> {
 }
 
 impl<H: ServerHandler> AbortOnCancel<H> {
-    /// Runs a method for a request that may be stopped.
+    /// Runs the method for a request that may be stopped.
     fn abortable<'a, F>(
         &'a self,
         request_info: RequestInfo,
@@ -126,7 +126,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         })
     }
 
-    /// Runs a method for a request that must not be stopped.
+    /// Runs the method for a request that must not be stopped.
     fn protected<'a, F>(
         &'a self,
         request_info: RequestInfo,

@@ -1,7 +1,7 @@
 //! An arena for the text of a session's small answers.
 //!
-//! Without it, each retained answer would consist of a few small blocks that stay allocated for a minute among short-lived ones.
-//! That would slow down the allocator, and cost more than everything else this crate does.
+//! Without it, each retained answer would consist of a few small allocations that live for a minute among short-lived ones. That
+//! would slow down the allocator, and cost more than everything else this crate does.
 
 use std::sync::Mutex;
 
@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::lock::lock;
 
-/// Size of a chunk that several texts share. It is freed along with the last of them.
+/// Size of a chunk, which several texts share. A chunk is freed along with the last of its texts.
 const CHUNK_SIZE: usize = 4096;
 
 #[derive(Debug, Default)]

@@ -53,7 +53,7 @@ def at_once(*reasons):
 def orphan(cell):
     grace = cell.server.grace
     # This compares the clocks of three processes.
-    return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not resume within the grace",))
+    return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not resume within the grace period",))
 
 
 def expected(cell):

@@ -76,7 +76,7 @@ async fn the_server_is_notified_that_the_client_did_not_resume(server: Server) {
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
     let reason = cancelled.expect("the server is running").reason;
-    let words = "client did not resume within the grace";
+    let words = "client did not resume within the grace period";
     assert_eq!(reason.as_deref(), Some(words));
 }
 

@@ -25,7 +25,7 @@ async fn the_lifecycle_of_an_orphan_is_logged_step_by_step(server: Server) {
         [
             r#"TRACE … call started call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…""#,
             r#"DEBUG … client disconnected, waiting for resume call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" cause="disconnected" grace=20s"#,
-            r#"INFO … call cancelled call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" lasted=20.001s cause="disconnected" detached=20.001s reason="client did not resume within the grace""#,
+            r#"INFO … call cancelled call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" lasted=20.001s cause="disconnected" detached=20.001s reason="client did not resume within the grace period""#,
         ]
     );
 }

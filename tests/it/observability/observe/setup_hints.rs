@@ -14,15 +14,14 @@ use crate::{
 };
 
 const NESTED: &str =
-    "WARN mcp_cancel_on_disconnect::setup: a request passed two CancelOnDisconnectLayers:";
-const NO_LAYER: &str = "WARN mcp_cancel_on_disconnect::setup: a call reached CancellableSessionManager without CancelOnDisconnectLayer:";
-const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::setup: a CancellableSessionManager has the calls of two \
-    CancelOnDisconnectLayers:";
-const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::setup: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
+    "WARN mcp_cancel_on_disconnect::setup: a request passed through two CancelOnDisconnectLayers:";
+const NO_LAYER: &str = "WARN mcp_cancel_on_disconnect::setup: a call reached CancellableSessionManager without passing through a CancelOnDisconnectLayer:";
+const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::setup: a CancellableSessionManager is receiving calls \
+    from two CancelOnDisconnectLayers:";
+const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::setup: event ids look like rmcp's, but no CancellableSessionManager is tracking their calls:";
 const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect::setup: Policy::supersede has no effect";
-const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a store:";
-const WAITS: &str =
-    "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
+const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: an event store is in use,";
+const WAITS: &str = "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call is waiting for it to resume:";
 
 /// Asserts that each line starts with the expected text, in order.
 fn assert_lines(lines: &Lines, expected: &[&str]) {
@@ -147,7 +146,7 @@ async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_
     }
     let logged = lines.of_layer().remove(0);
     for part in [
-        "once the grace has passed (20 s or more by default), the call is cancelled",
+        "the call is cancelled once its grace period expires (at least 20 s by default)",
         "CancelOnDisconnectLayer::grace",
         "Grace::Immediate",
     ] {
