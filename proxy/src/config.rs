@@ -110,7 +110,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep no events; clients can then resume only if the upstream keeps them (with --upstream)
+    /// Store no events; clients can then resume only if the upstream stores them (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
@@ -118,7 +118,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
-    /// Maximum total size of the events kept for clients that resume
+    /// Maximum total size of the events stored for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
@@ -188,7 +188,7 @@ pub struct Config {
     #[command(flatten)]
     pub operators: Operators,
 
-    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this time plus 2 s if that is longer
+    /// How long calls may continue after a signal; the entire shutdown takes at most 10 s, or this time plus 2 s if that is longer
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 

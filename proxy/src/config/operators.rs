@@ -15,7 +15,7 @@ const MIN_TOKEN: usize = 16;
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Operators {
-    /// Bearer token that lets scripts see and cancel calls; keep it in the environment or the file (with --admin)
+    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (with --admin)
     #[arg(
         long,
         env = "MCP_PROXY_ADMIN_TOKEN",
