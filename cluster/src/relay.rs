@@ -1,4 +1,4 @@
-//! The one hop from the instance that receives a request to the session's owner.
+//! The single hop from the instance receiving a request to the session's owner.
 
 pub(crate) mod body_idle;
 pub(crate) mod client;

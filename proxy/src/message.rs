@@ -1,7 +1,7 @@
 //! Reads the parts of a JSON-RPC message that the proxy needs in order to route it.
 //!
-//! The proxy forwards messages as bytes, so it only has to find the few members that matter for routing. A single pass does
-//! that, skips all other values, and keeps ids exactly as they were sent.
+//! The proxy forwards messages as bytes, so it only has to find the few members that matter for routing. A single pass finds
+//! them, skips all other values, and preserves ids exactly as they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** If a member that the proxy reads is duplicated, [`Message::read`] returns `None`, because two
@@ -51,7 +51,7 @@ const VERSION: &str = r#""2.0""#;
 pub struct Message<'a> {
     /// What kind of message this is.
     pub kind: Kind,
-    /// The `id`, as JSON text. This may be `null`, which is the id in the error for a request that can't be parsed.
+    /// The `id`, as JSON text. This may be `null`, as in the error for an unparsable request.
     pub id: Option<&'a str>,
     /// The `method`, or `None` for a response.
     pub method: Option<Cow<'a, str>>,
@@ -80,7 +80,7 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// The `protocolVersion` in an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, where clients that use revision 2026-07-28 put it.
+    /// The revision in `_meta`, where clients using revision 2026-07-28 put it.
     pub revision: Option<Cow<'a, str>>,
 }
 
@@ -232,8 +232,8 @@ impl<'a> Message<'a> {
 
     /// Replaces the `requestId` in the `params` with `id`, and returns the new text.
     ///
-    /// `text` must be the text that this message was parsed from. Returns `None` if the message has no `requestId`, or if it
-    /// already has this one.
+    /// `text` must be the text that this message was parsed from. Returns `None` if the message has no `requestId`, or if it is
+    /// already `id`.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let old = self.params().request_id.filter(|old| *old != id)?;
         // This works because the id is borrowed from the text.
@@ -353,7 +353,7 @@ impl IdKey {
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// Converts an id that the layer has parsed.
+    /// Converts an id parsed by the layer.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),

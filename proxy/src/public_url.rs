@@ -2,8 +2,8 @@
 //!
 //! 1. The upstream receives `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. If a client sends any of these
 //!    itself, the proxy strips them, unless the client's address is in `--trust-forwarded`.
-//! 2. The public origin is taken from `--public-url` or, if that option is not set, from the headers sent by a trusted address. If
-//!    these name a host that is neither in `--allow-host` nor a name of this machine, `Host` is used instead.
+//! 2. The public origin is taken from `--public-url` or, if that option is not set, from the headers sent by a trusted address.
+//!    If these name a host that is neither in `--allow-host` nor one of this machine's names, `Host` is used instead.
 //! 3. In responses, the public origin replaces the upstream's, both in the `resource_metadata` parameter of
 //!    `WWW-Authenticate` and in the `resource` field of a protected resource's metadata (RFC 9728). Redirects are rewritten by
 //!    `forward`. Everything else is passed through unchanged, including URLs at other origins.
@@ -44,7 +44,7 @@ const METADATA: &str = "/.well-known/oauth-protected-resource";
 /// Maximum size of metadata to rewrite.
 const MAX_METADATA: usize = 64 * 1024;
 
-/// A service that passes the public URL on to the server and puts it into responses.
+/// A service that passes the public URL on to the server and inserts it into responses.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicUrl<S> {
     inner: S,
@@ -62,7 +62,7 @@ struct Rules {
 // === impl PublicUrl ===
 
 impl<S> PublicUrl<S> {
-    /// Creates the service. `filter` decides which hosts are accepted in `X-Forwarded-Host`.
+    /// Creates the service. `filter` determines which hosts are accepted in `X-Forwarded-Host`.
     pub(crate) fn new(inner: S, config: &Config, filter: RequestFilter) -> Self {
         let upstream = config.upstream.as_ref().and_then(Origin::of);
         let rules = upstream.map(|upstream| {
@@ -119,7 +119,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
 impl Rules {
     /// Rewrites the `resource` field of the metadata.
     ///
-    /// Metadata that is compressed, too large or incomplete is passed through unchanged, with a warning.
+    /// Compressed, oversized or incomplete metadata is passed through unchanged, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
         if !has_content_type(response.headers(), JSON) {
             return response;

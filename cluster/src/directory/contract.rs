@@ -1,4 +1,4 @@
-//! The contract of a directory, in the form of tests that run against each implementation.
+//! The directory contract, as tests that run against each implementation.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// Returns the registration of a session that is just starting.
+/// Returns the registration of a newly started session.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
@@ -26,7 +26,7 @@ pub(crate) fn session(id: &str) -> Registration {
     }
 }
 
-/// Checks the whole contract on an empty directory.
+/// Checks the entire contract on an empty directory.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
     an_instance_that_registers_a_new_session_owns_it(&*directory).await;
@@ -91,7 +91,7 @@ pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -
     ownership.map(|ownership| ownership.owner)
 }
 
-/// Returns the record that `owner` has written with this registration.
+/// Returns the record written by `owner` with this registration.
 fn owned(owner: Owner, written: &Registration) -> Record {
     let epoch = written.epoch;
     Record::Owned(Ownership { owner, epoch })
@@ -125,7 +125,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(differing, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
-    // A directory that has been restored from a snapshot may contain such an older record.
+    // A directory restored from a snapshot may contain an older record like this one.
     let latest = Registration {
         epoch: later.epoch.next(),
         ..taken.clone()
@@ -251,7 +251,7 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
-    // The claim also fails if the record has been written again with a later epoch.
+    // The claim also fails if the record has been rewritten with a later epoch.
     register(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
@@ -381,7 +381,7 @@ async fn a_former_owner_does_not_register_a_deleted_session(directory: &impl Dir
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
     }
-    // A session that the directory has lost gets a tombstone as well.
+    // A session lost by the directory gets a tombstone as well.
     let lost = session("deleted and lost").session;
     directory.delete(lost, tombstone).await.unwrap();
     let snapshot = directory.look_up(lost).await.unwrap();

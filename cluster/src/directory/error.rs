@@ -1,4 +1,4 @@
-//! The error that directory requests return.
+//! The error returned by directory requests.
 
 use std::{
     error::Error,
@@ -23,7 +23,7 @@ impl DirectoryError {
         }
     }
 
-    /// Creates the error for a backend or a configuration that cannot be used.
+    /// Creates the error for an unusable backend or configuration.
     ///
     /// The backend cannot serve as a directory, or cannot be reached with this configuration.
     pub(crate) fn unusable(message: &'static str) -> Self {
@@ -44,7 +44,7 @@ impl DirectoryError {
     /// Creates the error for an answer longer than [`MAX_ANSWER`](super::MAX_ANSWER).
     pub(crate) fn too_large() -> Self {
         Self {
-            message: "the answer is too large to be kept",
+            message: "the answer is too large to store",
             source: None,
         }
     }
@@ -52,7 +52,7 @@ impl DirectoryError {
     /// Creates the error for a stored value that no instance can have written.
     pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
-            message: "the directory holds a value that no instance wrote",
+            message: "the directory contains a value not written by any instance",
             source: Some(source.into()),
         }
     }

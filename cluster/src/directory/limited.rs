@@ -16,7 +16,7 @@ use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash,
 
 /// Timeout for all requests other than writing, reading or removing an answer.
 ///
-/// A request that has timed out may still be executed.
+/// A timed-out request may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing, reading or removing an answer.

@@ -23,7 +23,7 @@ use crate::{
 /// Maximum total size of the stored answers. Beyond that, the oldest are evicted first.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// The number of bytes that each answer is charged in addition to its length.
+/// The number of bytes charged for each answer, in addition to its length.
 const ANSWER_OVERHEAD: usize = 256;
 
 /// What the directory's clock reads when it starts.
@@ -31,8 +31,8 @@ const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// An in-memory directory, for several instances in one process. Clones share the directory.
 ///
-/// It is meant for tests, demos, and servers that run one runtime per core. Like a Redis directory, it keeps a session for an hour after
-/// its owner last registered or claimed it, and an answer for ten minutes after its call has ended. It stores up to 64 MiB of answers.
+/// It is meant for tests, demos, and servers that run one runtime per core. Like a Redis directory, it retains a session for an hour after
+/// its owner last registered or claimed it, and an answer for ten minutes after its call ended. It stores up to 64 MiB of answers.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -49,7 +49,7 @@ struct State {
     /// The number of restarts so far.
     starts: u64,
     /// When the directory's clock read [`CLOCK_START`].
-    started: Instant,
+    started_at: Instant,
     sessions: HashMap<SessionHash, StoredSession>,
     leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away, or a lease last lapsed.
@@ -64,19 +64,19 @@ struct State {
 struct StoredSession {
     record: Record,
     params: Bytes,
-    expires: Instant,
+    expires_at: Instant,
 }
 
-/// A lease, with the status that its instance wrote with it.
+/// A lease, with the status its instance wrote along with it.
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
-    renewed: Instant,
-    /// The number of that status.
+    renewed_at: Instant,
+    /// The status's number.
     number: u64,
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
-    /// Whether another owner has replaced one of the instance's records since then.
+    /// Whether another owner has replaced one of the instance's records since the last renewal.
     was_replaced: bool,
 }
 
@@ -101,7 +101,7 @@ impl MemoryDirectory {
         let mut state = self.state();
         *state = State {
             starts: state.starts + 1,
-            started: state.started,
+            started_at: state.started_at,
             ..State::default()
         };
     }
@@ -112,7 +112,7 @@ impl MemoryDirectory {
         let mut state = self.state();
         *state = State {
             starts: state.starts,
-            started: state.started,
+            started_at: state.started_at,
             ..State::default()
         };
     }
@@ -211,7 +211,7 @@ impl Directory for MemoryDirectory {
             return Ok(Claim::Lost(stored.record));
         }
         stored.record = Record::Owned(wanted);
-        stored.expires = now + RECORD_TTL;
+        stored.expires_at = now + RECORD_TTL;
         Ok(Claim::Won)
     }
 
@@ -267,7 +267,8 @@ impl Directory for MemoryDirectory {
         time: Duration,
     ) -> Result<(), DirectoryError> {
         let key = (session, incarnation, call);
-        self.state().keep(key, answer, Instant::now() + time);
+        self.state()
+            .store_answer(key, answer, Instant::now() + time);
         Ok(())
     }
 
@@ -289,11 +290,11 @@ impl Directory for MemoryDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let key = (session, incarnation, call);
         let state = self.state();
-        let kept = state
+        let stored = state
             .answers
             .get(&key)
             .filter(|(_, until)| *until > Instant::now());
-        Ok(kept.map(|(answer, _)| answer.clone()))
+        Ok(stored.map(|(answer, _)| answer.clone()))
     }
 }
 
@@ -301,7 +302,7 @@ impl Directory for MemoryDirectory {
 
 impl State {
     fn time(&self, now: Instant) -> DirectoryTime {
-        CLOCK_START.saturating_add(now - self.started)
+        CLOCK_START.saturating_add(now - self.started_at)
     }
 
     /// Renews a lease, unless a later status already has.
@@ -314,7 +315,7 @@ impl State {
         let lease = self.leases.get_mut(&owner.incarnation)?;
         let was_replaced = lease.was_replaced;
         if lease.number <= status.number {
-            *lease = StoredLease::new(status, created_at.max(lease.renewed));
+            *lease = StoredLease::new(status, created_at.max(lease.renewed_at));
         }
         Some(was_replaced)
     }
@@ -332,15 +333,15 @@ impl State {
     fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut StoredSession> {
         self.sessions
             .get_mut(&session)
-            .filter(|stored| stored.expires > now)
+            .filter(|stored| stored.expires_at > now)
     }
 
     fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
-        let expires = now + RECORD_TTL;
+        let expires_at = now + RECORD_TTL;
         let stored = StoredSession {
             record,
             params,
-            expires,
+            expires_at,
         };
         self.sessions.insert(session, stored);
     }
@@ -349,7 +350,7 @@ impl State {
         let current = self.leases.iter().filter(|(_, lease)| lease.is_valid(now));
         let leases = current.map(|(incarnation, lease)| Lease {
             incarnation: *incarnation,
-            age: now - lease.renewed,
+            age: now - lease.renewed_at,
             written_in: lease.written_in.clone(),
             is_settled: lease.is_settled,
             has_late_answers: lease.has_late_answers,
@@ -367,7 +368,7 @@ impl State {
     /// Returns when a lease last lapsed. A released lease does not count as lapsed.
     fn last_lapse(&self, now: Instant) -> Option<Instant> {
         let lapsed = self.leases.values().filter(|lease| !lease.is_valid(now));
-        lapsed.map(|lease| lease.renewed + LEASE_TTL).max()
+        lapsed.map(|lease| lease.renewed_at + LEASE_TTL).max()
     }
 
     fn record_turned_away(&mut self, status: &Status, now: Instant) {
@@ -376,7 +377,7 @@ impl State {
         self.turned_away = self.turned_away.max(turned_away);
     }
 
-    fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
+    fn store_answer(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
         self.remove(key);
         self.answer_bytes += answer.len() + ANSWER_OVERHEAD;
         self.answers.insert(key, (answer, until));
@@ -389,7 +390,7 @@ impl State {
     fn remove(&mut self, key: AnswerKey) {
         if let Some((answer, _)) = self.answers.remove(&key) {
             self.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
-            let index = self.write_order.iter().position(|kept| *kept == key);
+            let index = self.write_order.iter().position(|written| *written == key);
             index.and_then(|index| self.write_order.remove(index));
         }
     }
@@ -407,7 +408,7 @@ impl State {
     fn sweep(&mut self, now: Instant) {
         self.turned_away = self.turned_away.max(self.last_lapse(now));
         self.leases.retain(|_, lease| lease.is_valid(now));
-        self.sessions.retain(|_, stored| stored.expires > now);
+        self.sessions.retain(|_, stored| stored.expires_at > now);
         while let Some(oldest) = self.write_order.front()
             && self
                 .answers
@@ -423,7 +424,7 @@ impl Default for State {
     fn default() -> Self {
         Self {
             starts: 0,
-            started: Instant::now(),
+            started_at: Instant::now(),
             sessions: HashMap::new(),
             leases: HashMap::new(),
             turned_away: None,
@@ -437,9 +438,9 @@ impl Default for State {
 // === impl StoredLease ===
 
 impl StoredLease {
-    fn new(status: &Status, renewed: Instant) -> Self {
+    fn new(status: &Status, renewed_at: Instant) -> Self {
         Self {
-            renewed,
+            renewed_at,
             number: status.number,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
@@ -449,7 +450,7 @@ impl StoredLease {
     }
 
     fn is_valid(&self, now: Instant) -> bool {
-        now - self.renewed < LEASE_TTL
+        now - self.renewed_at < LEASE_TTL
     }
 }
 

@@ -6,11 +6,11 @@
 //!
 //! 1. **Epochs.** Each session has one record. If there are two versions of it, the one with the higher epoch is authoritative
 //!    ([`Record::yields_to`]). A [`claim`](Directory::claim) starts a higher epoch. It names the ownership it replaces, and fails if the
-//!    record has changed in the meantime. [`register`](Directory::register) overwrites an older record, such as one in a directory that has
-//!    been restored from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
+//!    record has changed in the meantime. [`register`](Directory::register) overwrites an older record, such as one in a directory restored
+//!    from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
 //!    ([`Registration::renewed`]).
 //! 2. **Tombstones.** When a client ends its session, or a session cannot be restored, the session's record is replaced by a tombstone, so
-//!    that no former owner can register the session again.
+//!    that no former owner can re-register the session.
 //! 3. **Single keys.** The backend executes each compare-and-set atomically, on a single key, and nothing relies on two keys agreeing with
 //!    each other. When [`register`](Directory::register) replaces another owner's record, it also marks that owner's lease, and the reply
 //!    to the owner's next heartbeat reports the mark.
@@ -22,8 +22,8 @@
 //!    instance records the gap and then acquires a new lease. An instance that finds its own lease therefore knows that nothing has been
 //!    lost since its last lookup.
 //! 6. **Timeouts.** No caller waits for the directory longer than [`DIRECTORY_TIMEOUT`], because all requests pass through [`Limited`].
-//!    Answers to calls are written, read and removed within [`ANSWERS_TIMEOUT`], on a path of their own, so that they do not delay any
-//!    other request.
+//!    Answers to calls are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, so that they do not delay any other
+//!    request.
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -52,10 +52,10 @@ use crate::ids::{
 /// How long a lease lasts from the creation of its heartbeat: three heartbeat intervals.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
-/// How long the directory keeps a record after the last write.
+/// How long the directory retains a record after the last write.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How long an answer is kept after its call has ended.
+/// How long an answer is retained after its call ends.
 ///
 /// Clients that resume do so within minutes, and answers take up more of the directory than anything else.
 pub(crate) const ANSWER_TTL: Duration = Duration::from_secs(10 * 60);
@@ -81,8 +81,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ///
     /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner holds the session. A session's
     /// [new epoch](Registration::renewed) is written only over a record that already belongs to the owner. Otherwise, even if there is no
-    /// record, the session is written at the epoch at which the owner holds it. Each written record is kept for [`RECORD_TTL`] from now. If
-    /// it replaces another owner's record and that owner has a lease, the owner's next heartbeat [reports
+    /// record, the session is written at the epoch at which the owner holds it. Each written record is retained for [`RECORD_TTL`] from
+    /// now. If it replaces another owner's record and that owner has a lease, the owner's next heartbeat [reports
     /// it](HeartbeatReply::was_replaced).
     async fn register(
         &self,
@@ -103,7 +103,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Replaces a session's record with a tombstone, unless another instance's record wins.
     ///
-    /// That record wins if its epoch is the same or higher. The tombstone is kept for [`RECORD_TTL`].
+    /// That record wins if its epoch is the same or higher. The tombstone is retained for [`RECORD_TTL`].
     async fn delete(
         &self,
         session: SessionHash,
@@ -177,7 +177,7 @@ pub(crate) struct SessionSnapshot {
     pub(crate) leases: Leases,
 }
 
-/// All of the directory's leases at one moment.
+/// All of the directory's leases at a single moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
     pub(crate) run: BackendRunId,
@@ -189,7 +189,7 @@ pub(crate) struct Leases {
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// A lease, with the status that its instance wrote with it.
+/// A lease, with the status its instance wrote along with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
@@ -204,7 +204,7 @@ pub(crate) struct Lease {
     /// Whether answers to the instance's calls are late, or may yet turn out to be.
     ///
     /// An answer is late if its call ended a while ago and the answer is still not known to be in the directory. Answers may yet turn out
-    /// to be late while the instance has sessions that it must close, because their calls may still be running.
+    /// to be late while the instance has sessions it must close, because their calls may still be running.
     pub(crate) has_late_answers: bool,
 }
 
@@ -221,8 +221,8 @@ pub(crate) struct Status {
     pub(crate) turned_away: Option<Duration>,
     /// When the instance created the status, or up to [`DIRECTORY_TIMEOUT`] earlier.
     ///
-    /// The lease is renewed as of this time, so that a heartbeat that arrives late is not mistaken for a current one. `None` if the
-    /// instance does not know the directory's time.
+    /// The lease is renewed as of this time, so that a late heartbeat is not mistaken for a current one. `None` if the instance does not
+    /// know the directory's time.
     pub(crate) created_at: Option<DirectoryTime>,
     /// Increases with each of the instance's statuses. The directory keeps the one with the highest number.
     pub(crate) number: u64,
@@ -258,9 +258,9 @@ pub(crate) enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether the lease still existed. If not, the instance was considered dead for a while, or the backend has lost its data.
+    /// Whether the lease still existed. If not, the sender was considered dead for a while, or the backend has lost its data.
     pub(crate) was_alive: bool,
-    /// Whether another instance has replaced one of this one's records since the last heartbeat.
+    /// Whether another instance has replaced one of the sender's records since its last heartbeat.
     pub(crate) was_replaced: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
@@ -288,7 +288,7 @@ impl Leases {
 
     /// Returns `true` if any instance has settled in this run of the backend.
     ///
-    /// By then, every lease that has not been renewed in this run has lapsed.
+    /// By then, every lease not renewed in this run has lapsed.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);

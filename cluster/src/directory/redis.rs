@@ -68,9 +68,9 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases' key is kept after the last heartbeat from any instance.
+/// How long the leases' key is retained after the last heartbeat from any instance.
 ///
-/// The time is this long so that a backend that evicts the keys closest to expiry evicts this one last.
+/// Much longer than the TTLs of the other keys, so that a backend evicting the keys closest to expiry evicts this one last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A directory in Redis or Valkey. Its two connections are reestablished when they break.
@@ -102,7 +102,7 @@ impl RedisDirectory {
 
     /// Inspects the backend if it answers within [`DIRECTORY_TIMEOUT`].
     ///
-    /// Otherwise the inspection is left to the first heartbeat that is answered. A connection error is only logged.
+    /// Otherwise the inspection is left to the first answered heartbeat. A connection error is only logged.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, properties).await {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
-            // Log the error now: heartbeats will retry, but all they get to see is a timeout.
+            // Log the error now: heartbeats will retry, but all they see is a timeout.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())
@@ -197,7 +197,7 @@ impl RedisDirectory {
         let result: Result<(), RedisError> = self.query_answers(command).await;
         Ok(result.inspect_err(|error| {
             // Any other refusal, for example because the memory is full, would happen on every connection, so it is no reason to renew the
-            // one that heartbeats use.
+            // one used by heartbeats.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -261,7 +261,7 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // A backend that has been restarted no longer has the script.
+        // A restarted backend no longer has the script.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));
@@ -347,9 +347,9 @@ impl Directory for RedisDirectory {
     }
 
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        let mut leave = cmd("HDEL");
-        leave.arg(LEASES).arg(owner.incarnation.to_string());
-        Ok(leave.exec_async(&mut self.connection().await?).await?)
+        let mut release = cmd("HDEL");
+        release.arg(LEASES).arg(owner.incarnation.to_string());
+        Ok(release.exec_async(&mut self.connection().await?).await?)
     }
 
     async fn keep_answer(

@@ -1,19 +1,19 @@
 //! Renews the lease, writes local sessions, and tracks whether the directory is consistent.
 //!
 //! 1. A single task renews the lease, and registers and deletes sessions. It writes the sessions in several concurrent batches, which
-//!    heartbeats do not wait for. Writes of the same session can complete in any order, because the records themselves are ordered
+//!    heartbeats do not wait for. Writes to the same session can complete in any order, because the records themselves are ordered
 //!    ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. The interval drops to
 //!    [`RETRY_INTERVAL`] while the directory is not answering, and to [`MIN_INTERVAL`] while clients are being turned away.
 //! 3. Data may have been lost if the backend is in a new run or if the lease has lapsed. In either case, the directory stops being
-//!    consistent before the lease is acquired again. An instance that reads its own lease and then finds the directory consistent therefore
+//!    consistent before the lease is reacquired. An instance that reads its own lease and then finds the directory consistent therefore
 //!    knows that nothing was lost in between.
 //!
 //! Each heartbeat reports, among other things ([`Status`]):
 //!
 //! - `written_in`: the run of the backend in which this instance has written all of its sessions
 //! - `is_settled`: whether it has found the directory consistent for [`SETTLE_PERIOD`]
-//! - `has_late_answers`: whether answers to its calls are late, or calls may still be running in sessions that it must close
+//! - `has_late_answers`: whether answers to its calls are late, or calls may still be running in sessions it must close
 //! - `turned_away`: how long ago it last turned a client away
 //!
 //! A missing record proves that the session does not exist only if [`Heartbeat::proves_absence`] returns `true`.
@@ -70,18 +70,18 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Minimum interval between heartbeats, which applies while clients are being turned away.
 ///
-/// With a hundred instances turning clients away, the directory gets at most 400 heartbeats a second.
+/// This bounds the load on the directory: even a hundred instances turning clients away send at most 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often to scan for sessions that were last written a while ago and should be rewritten.
+/// How often to scan for sessions whose records are due to be rewritten.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of session batches written at a time.
+/// Maximum number of session batches written concurrently.
 ///
-/// With this many, even a directory with a latency of 300 ms accepts 3,000 sessions a second.
+/// Enough to register 3,000 sessions a second even if the directory has a latency of 300 ms.
 const MAX_WRITES: usize = 8;
 
-/// Maximum number of deletion batches written at a time.
+/// Maximum number of deletion batches written concurrently.
 const MAX_DELETIONS: usize = 4;
 
 /// Renews the lease and writes the local sessions.
@@ -131,12 +131,12 @@ impl Heartbeat {
         })
     }
 
-    /// Returns since when the directory has been consistent, or `None` if it is not.
+    /// Returns when the directory became consistent, or `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
     }
 
-    /// Returns `true` if a session that is open here may serve new requests.
+    /// Returns `true` if a session open here may serve new requests.
     ///
     /// If not, another instance may have claimed the session, so the session must be verified first ([`Lapse`](crate::sessions::Lapse)).
     pub(crate) fn may_serve(&self, id: &str) -> bool {
@@ -147,7 +147,7 @@ impl Heartbeat {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
-    /// Waits until a session that is open here either may serve new requests or is closed.
+    /// Waits until a session open here either may serve new requests or is closed.
     pub(crate) async fn wait_until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
@@ -157,8 +157,8 @@ impl Heartbeat {
 
     /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
     ///
-    /// After that it writes what is still queued, sends a last status and releases the lease. If the directory does not accept this, the
-    /// lease expires.
+    /// It then writes whatever is still queued, sends a final status and releases the lease. If the directory does not accept these
+    /// requests, the lease expires on its own.
     ///
     /// # Cancel safety
     ///
@@ -174,8 +174,8 @@ impl Heartbeat {
         }
         // Write the most recently opened sessions, so that other instances can claim them.
         let _ = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
-        // This last status reports when this instance last turned a client away. If it cannot be sent, the lease expires instead, which
-        // counts as such a report.
+        // This final status reports when this instance last turned a client away. If it cannot be sent, the lease expires instead, which
+        // counts as turning a client away.
         let reported = self.directory.heartbeat(self.owner, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::set_directory_consistent(false);
@@ -281,7 +281,7 @@ impl Heartbeat {
     /// Sends a status and reads the directory's clock from the reply.
     ///
     /// If that clock has stepped forward or this machine was suspended, clients are recorded as turned away. If one of this instance's
-    /// records has been replaced, its sessions are checked again.
+    /// records has been replaced, its sessions are rechecked.
     async fn report(
         &self,
         started: Instant,
@@ -327,7 +327,7 @@ impl Heartbeat {
         Status {
             written_in,
             is_settled,
-            // Read after `written_in`, because a session that another instance has claimed becomes contested before it is confirmed.
+            // Read after `written_in`, because a session claimed by another instance becomes contested before it is confirmed.
             has_late_answers: self.has_late_answers(),
             turned_away: self.turned_away.age(now),
             created_at,
@@ -338,7 +338,7 @@ impl Heartbeat {
     /// Writes queued sessions and deletions, forever.
     async fn run_writes(&self) -> Infallible {
         let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
-        // Deletions have a lane of their own, so that slow or failing deletions do not delay sessions from being written.
+        // Deletions have their own lane, so that slow or failing deletions do not delay session writes.
         let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
         loop {
             if !self.health().is_unreachable() {
@@ -365,7 +365,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes everything that is queued, but stops if a write fails.
+    /// Writes everything queued, stopping if a write fails.
     async fn write_all(&self) {
         let next = || {
             self.sessions
@@ -379,7 +379,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes a batch. Returns `true` if the directory has accepted it.
+    /// Writes a batch, and returns `true` if the directory accepted it.
     async fn write(&self, work: Work) -> bool {
         let written = match work {
             Work::Delete(batch) => {

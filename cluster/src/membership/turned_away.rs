@@ -1,15 +1,15 @@
 //! Tracks when a client was last turned away, so that its call is not cancelled too early.
 //!
-//! A client that has been turned away is expected to return, and a call that looks orphaned to its owner may be that client's. Each
-//! heartbeat therefore reports how long ago a client was last turned away ([`Status`](crate::directory::Status)), and the directory keeps
-//! the latest time reported by any instance, including those that are no longer running. For a while after that time, owners do not cancel
-//! any orphans. The report does not identify a session, so a single time covers all clients and fits in the heartbeat. Turning a client
-//! away brings the next heartbeat forward, so even an instance that dies soon afterwards has usually reported it.
+//! A turned-away client is expected to reconnect, and a call that looks orphaned to its owner may be that client's. Each heartbeat
+//! therefore reports how long ago a client was last turned away ([`Status`](crate::directory::Status)), and the directory stores the latest
+//! time reported by any instance, including those no longer running. For a while after that time, owners do not cancel any orphans. The
+//! report does not identify a session, so a single time covers all clients and fits in the heartbeat. Turning a client away brings the next
+//! heartbeat forward, so even an instance that dies soon afterwards has usually reported it.
 //!
 //! A client counts as turned away in any of these cases:
 //!
-//! - The cluster's layer answers 503 to a request that belongs to a session.
-//! - Any layer answers 408, 429 or 5xx to a resume of a local call.
+//! - The cluster's layer responds with 503 to a request belonging to a session.
+//! - Any layer responds with 408, 429 or 5xx to a resume of a local call.
 //! - The client is waiting for an owner or an inner service that does not respond, or has stopped waiting without being served.
 //! - This process stalls, the machine is suspended, or the directory's clock steps forward, because clients may have been waiting in the
 //!   meantime.
@@ -27,18 +27,18 @@ use tokio::{
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
-/// How long a turned-away client may take to return, by default.
+/// How long a turned-away client may take to reconnect, by default.
 ///
-/// Clients are asked to retry after 1 s, and SDKs with delays of their own wait at most 30 s.
+/// Clients are asked to retry after 1 s, and SDKs with their own delays wait at most 30 s.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// How long a client may go unserved before it counts as turned away.
 ///
-/// This applies to relayed requests other than POST, to reading the body of such a request before a restore, and to resumes that wait for
-/// the inner service or its response. In each of these cases, a call's grace period may expire while its client is waiting.
+/// This applies to relayed requests other than POST, to reading the body of one of these requests before a restore, and to resumes waiting
+/// for the inner service or its response. In each of these cases, a call's grace period may expire while its client is waiting.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
-/// The longest it takes for an unserved client to count as turned away.
+/// Maximum time before an unserved client counts as turned away.
 ///
 /// This is the timeout of one lookup plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
@@ -46,7 +46,7 @@ pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(S
 /// Tracks when a client was last turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// How long a turned-away client may take to return.
+    /// How long a turned-away client may take to reconnect.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
     /// Wakes the task that sends heartbeats.
@@ -56,7 +56,7 @@ pub(crate) struct TurnedAway {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Instant>,
-    /// The number of clients that are waiting.
+    /// The number of waiting clients.
     waiting: usize,
 }
 
@@ -82,7 +82,7 @@ impl TurnedAway {
 
     /// Waits until a client is turned away or starts waiting.
     ///
-    /// Returns at once if that has happened since the last time this returned.
+    /// Returns immediately if either has happened since this last returned.
     pub(crate) async fn wait_until_unreported(&self) {
         self.unreported.notified().await;
     }
@@ -122,17 +122,17 @@ impl TurnedAway {
         result
     }
 
-    /// Returns how long ago a client was last turned away, or `None` if that has never happened.
+    /// Returns how long ago a client was last turned away, or `None` if none ever was.
     ///
     /// While any client is waiting, this is zero.
     pub(crate) fn age(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
-        let since = if state.waiting > 0 {
+        let last = if state.waiting > 0 {
             Some(now)
         } else {
             state.last
         };
-        since.map(|since| now.saturating_duration_since(since))
+        last.map(|last| now.saturating_duration_since(last))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

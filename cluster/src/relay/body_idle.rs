@@ -17,10 +17,10 @@ use tokio::time::{Sleep, sleep};
 
 /// How long a request body may pause while it is being read.
 ///
-/// On any working link, a lost packet is retransmitted sooner than that.
+/// Long enough for lost packets to be retransmitted on any working link.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The error for a request body of which no byte has arrived for [`BODY_IDLE_TIMEOUT`].
+/// The error for a request body that has made no progress for [`BODY_IDLE_TIMEOUT`].
 #[derive(Debug)]
 struct BodyStalled;
 

@@ -67,7 +67,7 @@ pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
 
-/// Maximum number of fields that a relay adds to a request head.
+/// Maximum number of fields a relay adds to a request head.
 const MAX_ADDED: usize = 8;
 
 /// Fields that apply to a single connection, in addition to those listed in `Connection`.
@@ -85,7 +85,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that a relay keeps even if `Connection` lists them. [`is_end_to_end`] adds more.
+/// Fields a relay retains even if `Connection` lists them. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
@@ -144,7 +144,7 @@ impl Relay {
         }
     }
 
-    /// Reads the body if it is short enough to be kept.
+    /// Reads the body if it is short enough to be buffered.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl Relay {
 
     /// Sends a request to an owner. The response holds on to `in_flight` until its body is dropped.
     ///
-    /// After a failure, `replayable` can be sent again if it is still whole. A body that the peer has not requested counts as unsent.
+    /// After a failure, `replayable` can be resent if it is still intact. A body the peer has not requested counts as unsent.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -166,7 +166,7 @@ impl Relay {
         in_flight: Option<InFlightGuard>,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            let message = "the directory names an address that peers may not have";
+            let message = "the directory names a disallowed peer address";
             let address = owner.address;
             self.untrusted_address_warning
                 .warn(&format_args!("{message}: {address}"));
@@ -216,7 +216,7 @@ impl Relay {
         }
     }
 
-    /// Sends a request and returns the owner's response, or the reason why there is none.
+    /// Sends a request and returns the owner's response, or the reason there is none.
     async fn await_response(
         &self,
         stream: Stream,
@@ -255,7 +255,7 @@ impl Relay {
         Ok(response)
     }
 
-    /// Creates the request that is sent to a peer.
+    /// Creates the request to send to a peer.
     fn peer_request(&self, head: &Parts, body: Body) -> Request<Body> {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
@@ -263,7 +263,7 @@ impl Relay {
         let headers = request.headers_mut();
         headers.clone_from(&head.headers);
         remove_hop_by_hop(headers);
-        // hyper announces the length of the body that is actually sent, whatever the client's field contains.
+        // hyper announces the length of the body actually sent, whatever the client's field contains.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         // An HTTP/2 request carries the host in its URI. Copy it, because the application on the peer checks the host just as it would
@@ -332,7 +332,7 @@ async fn exchange(
                 Failure::Broken
             })
         }
-        // The client has disconnected, so the result is not used.
+        // The client has disconnected, so the result is unused.
         None => Err(Failure::Broken),
     }
 }
@@ -392,7 +392,7 @@ fn origin_form(head: &Parts) -> Uri {
 
 /// Removes the known hop-by-hop fields, as well as those listed in `Connection`.
 ///
-/// Fields meant for all recipients are kept, because `Connection` must not list them (RFC 9110, section 7.6.1).
+/// Fields meant for all recipients are retained, because `Connection` must not list them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

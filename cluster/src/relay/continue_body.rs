@@ -1,7 +1,7 @@
-//! A relayed call's body, which is sent once the peer requests it (`Expect: 100-continue`).
+//! A relayed call's body, sent once the peer requests it (`Expect: 100-continue`).
 //!
-//! Until a peer requests the body, it cannot have started the call. If the connection breaks before that, the call can be sent again, no
-//! matter how long it is.
+//! Until a peer requests the body, it cannot have started the call. If the connection breaks before that, the call can be resent, no matter
+//! how long its body is.
 
 use std::{
     pin::Pin,
@@ -30,7 +30,7 @@ struct Deferred {
     body: Mutex<Option<Body>>,
 }
 
-/// The body given to the connection, which yields the deferred one once it is requested.
+/// The body passed to the connection, which yields the deferred one once it is requested.
 struct ContinueBody {
     signal: ContinueSignal,
     /// The deferred body's length, if known.

@@ -1,4 +1,4 @@
-//! The reasons why a relay can fail.
+//! The reasons a relay can fail.
 
 /// Why a relay failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,10 +17,10 @@ pub(crate) enum Failure {
     Unreachable,
     /// No response head arrived in time, and no call can have started.
     Silent,
-    /// The request may have started but got no response, or its body cannot be sent again.
+    /// The request may have started but got no response, or its body cannot be resent.
     ///
     /// The connection ended before the response head arrived, or a POST that may have started got no response head in time. A relay also
-    /// fails with this if the client has disconnected, but then nothing uses the result.
+    /// fails with this if the client has disconnected, but the result is then unused.
     Broken,
     /// The request's body stalled while it was being sent.
     Stalled,

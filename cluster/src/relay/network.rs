@@ -59,9 +59,9 @@ impl Network {
     }
 }
 
-/// Returns the socket options that detect an owner that has sent nothing new for 30 s.
+/// Returns socket options for detecting an owner that has sent nothing new for 30 s.
 ///
-/// If nothing from this instance reaches the owner, the owner takes 90 s to detect that. In such a one-way partition, this instance's
+/// If nothing from this instance reaches the owner, the owner takes 90 s to detect that. In this kind of one-way partition, this instance's
 /// clients therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not delay this.
 fn dead_owner_options() -> DeadPeer {
     let second = Duration::from_secs(1);
@@ -71,13 +71,13 @@ fn dead_owner_options() -> DeadPeer {
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
-    // On a single machine, a connection to a port that has no listener can end up connected to itself.
+    // On a single machine, a connection to a port without a listener can end up connected to itself.
     if stream.local_addr().is_ok_and(|local| local == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     // Nagle's algorithm would hold back a small write for up to 40 ms, until the previous one is acknowledged.
     let _ = stream.set_nodelay(true);
-    // Any options that the kernel does not know are skipped.
+    // Options unknown to the kernel are skipped.
     let _ = dead_owner_options().apply(&stream);
     Ok(stream)
 }

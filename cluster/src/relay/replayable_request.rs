@@ -1,8 +1,8 @@
-//! A request that can be sent again until an instance has accepted it.
+//! A request that can be resent until an instance accepts it.
 //!
-//! 1. The body is not read until the request is about to be sent, to be classified, or to restore its session.
-//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be sent again unchanged. A longer one is sent once, frame by frame.
-//! 3. Until a request has been sent, it is whole, no matter how long it is.
+//! 1. The body is not read until the request is about to be sent, classified, or used to restore its session.
+//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer one is sent once, frame by frame.
+//! 3. Until it has been sent, a request is intact, no matter how long it is.
 //! 4. If a body stalls, reading it fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
@@ -17,12 +17,12 @@ use crate::{
     relay::body_idle::{is_stalled, limit_idle},
 };
 
-/// Maximum length of a body that can be sent again.
+/// Maximum length of a body that can be resent.
 ///
 /// Session messages are far shorter than this, except for calls with large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
-/// A request whose body, if short enough, is kept so that it can be sent again.
+/// A request whose body, if short enough, is buffered so that it can be resent.
 #[derive(Debug)]
 pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
@@ -32,10 +32,10 @@ pub(crate) struct ReplayableRequest {
 #[derive(Debug)]
 enum ReplayableBody {
     Unread(Body),
-    Whole(Bytes),
-    /// A body that is too long to be kept.
+    Buffered(Bytes),
+    /// A body too long to be buffered.
     Long(Body),
-    /// The body has been handed out without being kept, or reading it has failed.
+    /// The body has been handed out without being buffered, or reading it has failed.
     Sent,
 }
 
@@ -48,11 +48,11 @@ impl ReplayableRequest {
         Self { head, body }
     }
 
-    /// Reads the body if it is short enough to be kept, unless it has already been read.
+    /// Reads the body if it is short enough to be buffered, unless it has already been read.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer intact.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
@@ -68,7 +68,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer intact.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
@@ -80,37 +80,37 @@ impl ReplayableRequest {
     }
 
     /// Returns `true` if the request can still be sent, or served here, unchanged.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         !matches!(self.body, ReplayableBody::Sent)
     }
 
     /// Returns the body, or `None` if it has not been read in full.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
-            ReplayableBody::Whole(bytes) => Some(bytes),
+            ReplayableBody::Buffered(bytes) => Some(bytes),
             ReplayableBody::Unread(_) | ReplayableBody::Long(_) | ReplayableBody::Sent => None,
         }
     }
 
-    /// Returns the body to send, or `None` if it has been sent and could not be kept.
+    /// Returns the body to send, or `None` if it has been sent unbuffered.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
-            ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
+            ReplayableBody::Buffered(bytes) => Some(Body::from(bytes.clone())),
             body => match std::mem::replace(body, ReplayableBody::Sent) {
                 ReplayableBody::Long(body) | ReplayableBody::Unread(body) => Some(body),
-                ReplayableBody::Whole(_) | ReplayableBody::Sent => None,
+                ReplayableBody::Buffered(_) | ReplayableBody::Sent => None,
             },
         }
     }
 
     /// Puts back a body if none of it has been sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
-        if !self.is_whole() {
+        if !self.is_intact() {
             self.body = ReplayableBody::Long(body);
         }
     }
 
-    /// Returns the original request, or `None` if its body has been sent and could not be kept.
+    /// Returns the original request, or `None` if its body has been sent unbuffered.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
@@ -145,7 +145,7 @@ impl ReplayableBody {
                 return Ok(Self::Long(chain(read, body)));
             }
         }
-        Ok(Self::Whole(if more.is_empty() {
+        Ok(Self::Buffered(if more.is_empty() {
             first
         } else {
             more.freeze()
@@ -153,7 +153,7 @@ impl ReplayableBody {
     }
 }
 
-/// Returns the reason to refuse a request whose body cannot be read.
+/// Returns the reason for refusing a request whose body cannot be read.
 fn refusal_for(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
@@ -162,12 +162,12 @@ fn refusal_for(error: &axum::Error) -> Refusal {
     }
 }
 
-/// Returns `true` if a body announces that it is too long to be kept.
+/// Returns `true` if a body's announced length is too long for it to be buffered.
 fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// Returns a body that starts with the part that has already been read.
+/// Returns a body that starts with the part already read.
 fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))
@@ -222,7 +222,7 @@ mod tests {
                     whole(replayable.body_for_attempt().unwrap()).await,
                     expected
                 );
-                assert!(replayable.is_whole());
+                assert!(replayable.is_intact());
             }
             let request = replayable.into_request().unwrap();
             assert_eq!(whole(request.into_body()).await, expected);
@@ -239,9 +239,9 @@ mod tests {
         ] {
             let expected = whole(body(pieces)).await;
             let mut replayable = read_request(body(pieces)).await;
-            assert!(replayable.is_whole());
+            assert!(replayable.is_intact());
             let sent = replayable.body_for_attempt().unwrap();
-            assert!(!replayable.is_whole());
+            assert!(!replayable.is_intact());
             assert!(replayable.body_for_attempt().is_none());
             replayable.restore_body(sent);
             let request = replayable.into_request().unwrap();

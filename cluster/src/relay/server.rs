@@ -1,10 +1,10 @@
-//! The peer listener, which serves requests relayed by other instances or answers 421.
+//! The peer listener, which serves requests relayed by other instances or responds with 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
 //! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads it. If the peer
 //!    reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
-//! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, connections that are
-//!    already established are still served, and have 5 s to complete. Each connection carries one request.
+//! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, established connections
+//!    are still served, and have 5 s to complete. Each connection carries one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -36,8 +36,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of header fields in a request or response head.
 ///
-/// Any head that hyper accepts from a client by default must fit. Over HTTP/1.1 that is 100 fields, and over HTTP/2 it is 16 KiB, where
-/// each field counts for 32 bytes in addition to its name and value.
+/// Any head that hyper accepts from a client by default must fit: up to 100 fields over HTTP/1.1, or up to 16 KiB over HTTP/2, where each
+/// field counts for 32 bytes in addition to its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
 /// Maximum number of bytes to read from a refused request's body.
@@ -151,7 +151,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Returns the 421 response for a session that is not local.
+/// Returns the 421 response for a non-local session.
 ///
 /// Unless the peer defers the body with `Expect`, this reads and discards up to [`MAX_DRAINED`] of it, for at most [`DRAIN_TIMEOUT`].
 pub(crate) async fn moved_response(

@@ -34,16 +34,16 @@ const NO_SECRET: &str = "relay";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// The shared bearer secret, and another that is accepted while the secret is being rotated.
+/// The shared bearer secret, and another accepted while the secret is being rotated.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sent: HeaderValue,
     also_accepted: Option<HeaderValue>,
 }
 
-/// The error for a secret that cannot be used.
+/// The error for an unusable secret.
 ///
-/// The secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
+/// The secret is empty, starts or ends with whitespace, or contains characters not allowed in a header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
@@ -163,7 +163,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, this_instance: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Returns who sent a response, and removes the internal fields from it.
+    /// Determines who sent a response, and strips the response's internal fields.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

@@ -212,20 +212,20 @@ impl RoutingPlan {
 
     /// Returns the action to take after a claim.
     ///
-    /// `is_consistent` is whether an unowned session provably does not exist. `is_whole` is whether the request can still be sent or served
+    /// `is_consistent` is whether an unowned session provably does not exist. `is_intact` is whether the request can still be sent or served
     /// unchanged.
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,
         is_consistent: bool,
-        is_whole: bool,
+        is_intact: bool,
     ) -> Action {
         self.claims += 1;
         match claimed {
             _ if self.may_have_started => Action::Refuse(Refusal::ConnectionLost),
             Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
             Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
-            _ if !is_whole => Action::Refuse(Refusal::SessionMoved),
+            _ if !is_intact => Action::Refuse(Refusal::SessionMoved),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,
             Claimed::Lost(ownership) if ownership.owner.incarnation == self.this_instance => {

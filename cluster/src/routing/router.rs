@@ -293,7 +293,7 @@ impl Router {
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %previous.owner.address, "session claimed: {cause}");
                     }
-                    plan.on_claim(claimed, is_consistent, replayable.is_whole())
+                    plan.on_claim(claimed, is_consistent, replayable.is_intact())
                 }
                 Action::Reclaim => {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));

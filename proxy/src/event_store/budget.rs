@@ -1,7 +1,7 @@
 //! Byte budgets, and the reservations made from them.
 //!
-//! 1. The total reserved from a budget never exceeds its limit or its parent's limit. A request for more is refused, and
-//!    reserves nothing.
+//! 1. The total reserved from a budget never exceeds its limit or its parent's limit. A request that would exceed either is
+//!    refused, and reserves nothing.
 //! 2. Dropping a [`Reservation`] returns its bytes to every budget they came from.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// Limits of an event store.
+/// An event store's limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum number of known sessions. The default is 4,096.
@@ -21,7 +21,7 @@ pub struct Limits {
     /// first. The store then no longer knows whether their clients support priming events. The same happens when
     /// [`bytes`](Self::bytes) is exhausted.
     pub sessions: usize,
-    /// Maximum number of streams per session, including ended ones that are still kept. The default is 2,048.
+    /// Maximum number of streams per session, including ended ones still retained. The default is 2,048.
     ///
     /// That is twice the number of calls that can be open in a command's session. A stream's own overhead counts towards
     /// [`bytes`](Self::bytes), but not towards [`session_bytes`](Self::session_bytes).
@@ -36,7 +36,7 @@ pub struct Limits {
     pub session_bytes: usize,
     /// Maximum number of bytes across all sessions. The default is 64 MiB.
     pub bytes: usize,
-    /// How long a stream is kept after it has ended. The default is 60 s.
+    /// How long a stream is retained after it ends. The default is 60 s.
     pub retention: Duration,
     /// The reconnect delay sent to clients. The default is 3 s.
     pub retry: Duration,
@@ -56,7 +56,7 @@ pub(crate) struct Reservation {
     bytes: usize,
 }
 
-/// The budget that has no room.
+/// Which budget has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exhausted {
     /// The session's budget.
@@ -147,14 +147,14 @@ impl Budget {
 // === impl Reservation ===
 
 impl Reservation {
-    /// Reserves `by` more bytes. If a budget does not have room for all of them, reserves none.
+    /// Reserves `by` more bytes, or none if a budget does not have room for all of them.
     pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
         self.budget.try_reserve(by)?;
         self.bytes += by;
         Ok(())
     }
 
-    /// Releases `by` bytes, or everything if less is reserved.
+    /// Releases `by` bytes, or all of them if fewer are reserved.
     pub(crate) fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
         self.bytes -= by;

@@ -1,4 +1,4 @@
-//! A call, as far as its stream needs to know about it.
+//! What a stream needs to know about its call.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Call {
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
-    /// Number of bytes that the call takes up in addition to its stream.
+    /// Number of bytes used by the call in addition to its stream.
     pub(super) extra_bytes: usize,
 }
 
@@ -32,7 +32,7 @@ impl Call {
         })
     }
 
-    /// Sets the number of bytes that the call takes up in addition to its stream.
+    /// Sets the number of bytes used by the call in addition to its stream.
     pub(super) fn with_extra_bytes(mut self, bytes: usize) -> Self {
         self.extra_bytes = bytes;
         self

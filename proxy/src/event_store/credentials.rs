@@ -1,8 +1,8 @@
 //! The parts of a request that may authenticate its client: header fields, path and query.
 //!
-//! A server may authenticate clients by any field: `Authorization`, a field of its own for an API key, a cookie, or a field
-//! added by a gateway. So every field is a credential, except for those in [`HARMLESS`], which either don't identify a client
-//! or vary between its requests. The path and the query are credentials too, because some servers read a key from them.
+//! A server may authenticate clients by any field: `Authorization`, a custom field for an API key, a cookie, or a field added
+//! by a gateway. So every field is a credential, except for those in [`HARMLESS`], which either don't identify a client or vary
+//! between its requests. The path and the query are credentials too, because some servers read a key from them.
 
 use std::{fmt, sync::Arc};
 
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 /// Fields that are not credentials.
 ///
-/// They relate to a single connection, a single body, a browser, a trace, or MCP itself. A field is only listed if no server
-/// is likely to tell clients apart by it. The session id is also listed, but only because sessions are compared elsewhere.
+/// They relate to a single connection, a single body, a browser, a trace, or MCP itself. A field is only listed if no server is
+/// likely to tell clients apart by it. The session id is an exception: it is listed because sessions are compared elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -61,7 +61,7 @@ const HARMLESS: [&str; 45] = [
     "x-request-id",
 ];
 
-/// Credentials that belong to a single message. They are compared, but never sent with another message.
+/// Credentials specific to a single message. They are compared, but never sent with another message.
 const SINGLE_MESSAGE: [&str; 8] = [
     "content-digest",
     "content-md5",
@@ -80,14 +80,14 @@ pub(super) struct Credentials {
     fields: Box<[(HeaderName, HeaderValue)]>,
 }
 
-/// The credentials of a request that is being sent to the server.
+/// The credentials of a request being sent to the server.
 #[derive(Debug, Clone)]
 pub(super) struct SentCredentials {
     pub(super) credentials: Arc<Credentials>,
-    /// The approximate size of the request head, which the credentials may be slices of.
+    /// The approximate size of the request head, whose buffer the credentials may share.
     pub(super) bytes: usize,
-    /// When the credentials were extracted, which is just before the request is sent.
-    pub(super) read_at: Instant,
+    /// When the credentials were extracted, just before the request was sent.
+    pub(super) extracted_at: Instant,
 }
 
 /// Returns `true` if the field is not a credential.
@@ -116,7 +116,7 @@ impl Credentials {
 
     /// Replaces a request's own credentials with these.
     ///
-    /// Those that belong to a single message are removed without being replaced.
+    /// Credentials specific to a single message are removed without replacement.
     pub(super) fn apply_to<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);
@@ -147,16 +147,16 @@ impl SentCredentials {
         Self {
             credentials: Arc::new(Credentials::of(request)),
             bytes: head_size(request),
-            read_at: Instant::now(),
+            extracted_at: Instant::now(),
         }
     }
 }
 
 /// Returns the approximate size of a request head.
 fn head_size<B>(request: &Request<B>) -> usize {
-    let of_header =
+    let header_size =
         |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
-    let headers: usize = request.headers().iter().map(of_header).sum();
+    let headers: usize = request.headers().iter().map(header_size).sum();
     headers
         + size_of::<PathAndQuery>()
         + request.uri().path().len()

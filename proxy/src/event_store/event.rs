@@ -31,20 +31,20 @@ struct OwnedLines {
     _reservation: Reservation,
 }
 
-/// What can happen to an event when there is no room.
+/// An event's priority when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// Progress or a log message. These are dropped first, oldest first, and a comment reports how many.
     Droppable,
-    /// Any other message, even one that can't be parsed. It must reach the client.
+    /// Any other message, even an unparsable one. It must reach the client.
     Kept,
-    /// A request from the server, which waits for the client to answer. It must reach the client as well.
+    /// A request from the server, which is waiting for the client to answer. It must also reach the client.
     Request,
-    /// The answer to the call, which completes it. It must reach the client as well.
+    /// The answer to the call, which completes it. It must also reach the client.
     Answer,
 }
 
-/// The prefix that all of an event store's ids start with.
+/// The prefix shared by all of an event store's ids.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin(Box<str>);
 
@@ -54,7 +54,7 @@ pub(crate) struct StreamName(u128);
 
 /// What an id with an event store's prefix refers to: a stream and an event's number.
 ///
-/// `None` if no store can have issued the id.
+/// `None` if no store could have issued the id.
 pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
@@ -62,7 +62,7 @@ pub(crate) type EventId = Option<(StreamName, u64)>;
 impl Event {
     /// Creates an event from a server's message.
     ///
-    /// `json` is the whole message. `call` is the id of the stream's call, or `None` for a standalone stream.
+    /// `json` is the complete message. `call` is the id of the stream's call, or `None` for a standalone stream.
     ///
     /// ```
     /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
@@ -78,7 +78,7 @@ impl Event {
         Self::from_lines(data_lines(json), weight)
     }
 
-    /// Creates an event from lines that each end with a line feed.
+    /// Creates an event from lines, each terminated by a line feed.
     pub(crate) fn from_lines(lines: Vec<u8>, weight: Weight) -> Self {
         Self {
             lines,
@@ -93,7 +93,7 @@ impl Event {
         self
     }
 
-    /// Creates an event without a message, which gives a client an id to resume from.
+    /// Creates an event without a message, to give the client an id to resume from.
     ///
     /// It also sets the client's reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
@@ -101,7 +101,7 @@ impl Event {
         Self::from_lines(lines.into_bytes(), Weight::Kept)
     }
 
-    /// Returns what can happen to the event when there is no room.
+    /// Returns the event's priority when there is no room.
     pub fn weight(&self) -> Weight {
         self.weight
     }
@@ -142,7 +142,7 @@ pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     error_from_json(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
 }
 
-/// Like [`error`], but takes the whole error object as JSON text.
+/// Like [`error`], but takes the complete error object as JSON text.
 pub(crate) fn error_from_json(id: &str, error: &str) -> Event {
     let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
     Event::from_lines(data_lines(json.as_bytes()), Weight::Answer)
@@ -161,9 +161,9 @@ impl AsRef<[u8]> for OwnedLines {
 impl Weight {
     /// Returns a message's weight on the stream of `call`.
     ///
-    /// A message that can't be parsed is [`Kept`](Self::Kept), unless a scan finds that it may be the answer. It is then
-    /// treated as the answer, because the client may be able to parse it, and there won't be a second one. A batch is the
-    /// answer if one of its messages is.
+    /// An unparsable message is [`Kept`](Self::Kept), unless a scan finds that it may be the answer. It is then treated as the
+    /// answer, because the client may be able to parse it, and there won't be another one. A batch is the answer if one of its
+    /// messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
             return Self::of_message(json, call);
@@ -189,7 +189,7 @@ impl Weight {
         Self::of_answer(answered, call)
     }
 
-    /// Returns the weight of a message that has only been scanned.
+    /// Returns a message's weight based on a scan of it.
     pub(super) fn from_scan(scanner: Scanner, call: Option<&IdKey>) -> Self {
         if scanner.is_droppable() {
             Self::Droppable
@@ -241,7 +241,7 @@ impl fmt::Debug for StreamName {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns the origin for a server. The server's name is hashed (FNV-1a), but could be guessed from the hash.
+    /// Returns the origin for a server. The server's name is hashed (FNV-1a), but can still be guessed from the hash.
     pub(crate) fn of(server: &str) -> Self {
         let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let hash = server.bytes().fold(0x811c_9dc5, add);

@@ -1,26 +1,25 @@
 //! Adds resumability to servers that have none, with streams that outlive their clients.
 //!
-//! A server without an event store loses whatever it sends while its client is away. With this module, a writer (usually a
-//! task that reads the server's own stream) adds events to a [`Stream`], and the client's response reads them from there.
-//! To resume, a client sends the id of the last event it received, and gets the events after it.
+//! A server without an event store loses whatever it sends while its client is disconnected. With this module, a writer
+//! (usually a task that reads the server's own stream) adds events to a [`Stream`], and the client's response reads them from
+//! there. To resume, a client sends the id of the last event it received, and gets the events after it.
 //!
 //! 1. **Bounded.** By default, a stream holds up to 256 events and 1 MiB, and a session up to 2,048 streams and 4 MiB of
-//!    events. All sessions share [`Limits::bytes`], overhead included. When there is no room for another stream,
-//!    [`Resumable`] forwards the call unchanged. Such a call can only be resumed if the server itself stores its events.
-//! 2. **Dropping.** When there is no room for another event, progress and log events are dropped first, oldest first. Next
-//!    are events that have already been sent to the attached client, with requests and answers last. A comment in the
-//!    stream states how many events were dropped. Nothing else is ever dropped: as long as a client is attached, the writer
-//!    waits for it to read more, and without a client the call ends with an error.
-//! 3. **Retention.** By default, a stream is kept for another 60 s after it ends. If room is needed, it may be evicted
-//!    earlier, provided that its client has read all of it or that its call was cancelled. When a session is closed while a
-//!    client is reading one of its streams, the client still gets the remaining events, with an error in place of a missing
-//!    answer.
-//! 4. **Access.** A stream can only be found within its own session, and only by an event id that contains 128 random bits.
-//!    If the server authenticates a session's clients, [`Resumable`] also has it authenticate every client that resumes.
-//! 5. **One reader.** When a client resumes a stream, its response replaces the one that was reading the stream.
+//!    events. All sessions share [`Limits::bytes`], overhead included. When there is no room for another stream, [`Resumable`]
+//!    forwards the call unchanged. That call can then only be resumed if the server itself stores events.
+//! 2. **Dropping.** When there is no room for another event, progress and log events are dropped first, oldest first. Next are
+//!    events already sent to the attached client, with requests and answers last. A comment in the stream states how many
+//!    events were dropped. Nothing else is ever dropped: the writer waits for the attached client to read more or, if none is
+//!    attached, the call ends with an error.
+//! 3. **Retention.** By default, a stream is retained for 60 s after it ends. It may be evicted earlier to make room, provided
+//!    that its client has read all of it or that its call was cancelled. When a session is closed while a client is reading one
+//!    of its streams, the client still gets the remaining events, with an error in place of a missing answer.
+//! 4. **Access.** A stream can only be found within its own session, and only by an event id containing 128 random bits. If the
+//!    server authenticates a session's clients, [`Resumable`] also has it authenticate every client that resumes.
+//! 5. **One reader.** When a client resumes a stream, its response replaces the one previously reading the stream.
 //!
-//! A [`Stream`] stores its events in a `ring`, which also decides what to drop. A [`Session`] keeps its streams in a
-//! `stream_index`, and the [`EventStore`] holds the sessions.
+//! A [`Stream`] stores its events in a `ring`, which also decides what to drop. A [`Session`] indexes its streams in a
+//! `stream_index`, and the [`EventStore`] owns the sessions.
 
 mod budget;
 mod call;

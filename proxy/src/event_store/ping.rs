@@ -1,8 +1,8 @@
-//! Checks, with a `ping`, whether the server accepts a client's credentials.
+//! Uses a `ping` to check whether the server accepts a client's credentials.
 //!
-//! A 200 status alone proves nothing: some servers send one with a JSON-RPC error when they refuse a client, and some gateways
-//! send one with a login page. The client is only accepted if this very `ping` is answered, either with a result or with the
-//! error "method not found".
+//! A 200 status alone proves nothing: some servers refuse a client with a JSON-RPC error under that status, and some gateways
+//! use it for a login page. The client is only accepted if the server answers this very `ping`, either with a result or with
+//! the error "method not found".
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// A `ping` that has not been answered yet.
+/// A pending `ping`.
 pub(super) struct Ping {
     /// The id, as JSON text. Servers route answers by id, so it must be unique among the session's pings.
     id: String,
@@ -29,18 +29,18 @@ pub(super) struct Ping {
 /// Maximum size of an answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How long reading an answer's body may take.
+/// Maximum time to read an answer's body.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// JSON-RPC's code for "method not found".
-const NO_SUCH_METHOD: i64 = -32601;
+const METHOD_NOT_FOUND: i64 = -32601;
 
 // === impl Ping ===
 
 impl Ping {
     /// Creates a `ping` with a random id.
     ///
-    /// This ensures that no other proxy in front of the server uses the same one.
+    /// That way, no other proxy in front of the server uses the same one.
     pub(super) fn new() -> Self {
         // If the random number generator fails, no stream can be opened, so there is nothing to resume.
         let random = getrandom::u64().unwrap_or_default();
@@ -54,19 +54,19 @@ impl Ping {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response to a client that the server refuses, or `None` if it accepts it.
+    /// Returns the response to a refused client, or `None` if the server accepts the client.
     ///
-    /// An answer without a success status is returned unchanged. Any other refusal is turned into a 403, and so is an answer
-    /// whose body takes longer than [`ANSWER_TIMEOUT`].
+    /// An answer without a success status is returned unchanged. Any other refusal is turned into a 403, as is an answer whose
+    /// body takes longer than [`ANSWER_TIMEOUT`] to read.
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);
         }
-        let accepts = timeout(ANSWER_TIMEOUT, self.accepts(answer)).await;
-        if accepts == Ok(true) {
+        let is_accepted = timeout(ANSWER_TIMEOUT, self.is_acceptance(answer)).await;
+        if is_accepted == Ok(true) {
             return None;
         }
-        let text = "the MCP server does not accept this client's credentials, so the client cannot resume the call";
+        let text = "the MCP server refused this client's credentials, so the client cannot resume the call";
         Some(refusal::error(
             StatusCode::FORBIDDEN,
             None,
@@ -77,9 +77,9 @@ impl Ping {
 
     /// Returns `true` if an answer to the `ping` shows that the server accepts the client.
     ///
-    /// In an event stream, the first JSON-RPC response decides. An answer that is compressed, incomplete, longer than
-    /// [`MAX_ANSWER`] or of any other content type is treated as a refusal.
-    async fn accepts(&self, answer: Response<Body>) -> bool {
+    /// In an event stream, the first JSON-RPC response determines the outcome. An answer counts as a refusal if it is
+    /// compressed, incomplete, longer than [`MAX_ANSWER`], or neither an event stream nor JSON.
+    async fn is_acceptance(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
         let is_stream = has_content_type(&head.headers, EVENT_STREAM);
         if has_content_coding(&head.headers)
@@ -87,7 +87,7 @@ impl Ping {
         {
             return false;
         }
-        let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);
+        let (mut reader, mut json_body, mut length) = (Reader::default(), Vec::new(), 0);
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
                 return false;
@@ -100,23 +100,23 @@ impl Ping {
                 return false;
             }
             if !is_stream {
-                whole.extend_from_slice(&bytes);
+                json_body.extend_from_slice(&bytes);
                 continue;
             }
             let mut bytes = &*bytes;
             while reader.read(&mut bytes) == Read::Event {
                 let lines = reader.take();
                 let data: Vec<&[u8]> = data(&lines).collect();
-                if let Some(accepts) = self.message_accepts(&data.join(&b'\n')) {
-                    return accepts;
+                if let Some(is_accepted) = self.check_message(&data.join(&b'\n')) {
+                    return is_accepted;
                 }
             }
         }
-        self.message_accepts(&whole) == Some(true)
+        self.check_message(&json_body) == Some(true)
     }
 
-    /// Returns whether a message accepts the client, or `None` if it is not a response.
-    fn message_accepts(&self, json: &[u8]) -> Option<bool> {
+    /// Returns whether a message counts as acceptance, or `None` if it is not a response.
+    fn check_message(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {
             error: Option<Error>,
@@ -130,7 +130,7 @@ impl Ping {
         let response: Result<Response, _> = serde_json::from_slice(json);
         let is_accepting = response.is_ok_and(|response| {
             let error = response.error;
-            error.is_none_or(|error| error.code == NO_SUCH_METHOD)
+            error.is_none_or(|error| error.code == METHOD_NOT_FOUND)
         });
         Some(answers_ping && is_accepting)
     }
@@ -167,7 +167,7 @@ mod tests {
             ("<html>", None),
             ("", None),
         ] {
-            assert_eq!(ping.message_accepts(json.as_bytes()), expected, "{json}");
+            assert_eq!(ping.check_message(json.as_bytes()), expected, "{json}");
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::message::Scanner;
 
 /// Maximum length of an event id, in bytes. A longer one is ignored.
 ///
-/// To resume, the proxy sends the id in a header. Each stream's parser can hold up to three ids.
+/// This bounds both the header that the proxy sends to resume and the memory of a stream's parser, which holds up to three ids.
 pub(super) const MAX_ID: usize = 512;
 
 /// Maximum length of a `retry` value, in bytes.
@@ -28,7 +28,7 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 /// The parser for one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// Those of the current event's lines that will be forwarded, as far as they have been read.
+    /// The lines of the current event to forward, as far as they have been read.
     lines: Vec<u8>,
     line: Line,
     /// Whether the last byte was a carriage return.
@@ -45,7 +45,7 @@ pub(crate) struct Reader {
     /// The value of the current `id` or `retry` line.
     value: Vec<u8>,
     id: Option<Box<[u8]>>,
-    /// The latest id from an event that has ended.
+    /// The latest id from a complete event.
     last_id: Option<Box<[u8]>>,
     retry: Option<Duration>,
 }
@@ -72,7 +72,7 @@ enum Field {
     Retry,
 }
 
-/// Why [`Reader::read`] has returned.
+/// Why [`Reader::read`] returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     /// All bytes have been read.
@@ -111,7 +111,7 @@ impl Reader {
         Read::Bytes
     }
 
-    /// Takes those of the current event's lines that are to be forwarded.
+    /// Takes the lines of the current event to forward, as far as they have been read.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         mem::take(&mut self.lines)
     }
@@ -126,17 +126,17 @@ impl Reader {
         self.scan.as_deref()
     }
 
-    /// Ends and returns the current event's scan. If none was started, it is empty.
+    /// Ends the current event's scan and returns it, or an empty one if none was started.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
-    /// Returns the capacity that the lines need in order to take `bytes` more bytes.
+    /// Returns the capacity that the lines need in order to hold `bytes` more bytes.
     ///
-    /// This is the current capacity if that is enough. Otherwise it is twice that, but at most `max`, unless the bytes need
-    /// even more.
+    /// This is the current capacity if that is enough. Otherwise it is twice that, capped at `max`, or more if the bytes need
+    /// more.
     pub(crate) fn needed_capacity(&self, bytes: usize, max: usize) -> usize {
-        // A field's name is only added to the lines once all of it has been read.
+        // A field's name is only added to the lines once it has been read in full.
         let held_back = match self.line {
             Line::Name(_, matched) => matched,
             _ => 0,
@@ -155,19 +155,19 @@ impl Reader {
             .reserve_exact(needed.saturating_sub(self.lines.len()));
     }
 
-    /// Returns the id that the server can resume from.
+    /// Returns the id from which the server can resume.
     ///
-    /// Returns `None` if no event with an id has ended yet, or if the latest id is empty.
+    /// Returns `None` if there has been no complete event with an id, or if the latest id is empty.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
 
-    /// Returns the latest reconnect delay that the server has sent, if any.
+    /// Returns the latest reconnect delay sent by the server, if any.
     pub(crate) fn retry(&self) -> Option<Duration> {
         self.retry
     }
 
-    /// Prepares for another body that continues the same stream. Drops an incomplete event.
+    /// Prepares for the next body of the same stream, dropping any incomplete event.
     pub(crate) fn start_next_body(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
@@ -176,7 +176,7 @@ impl Reader {
         };
     }
 
-    /// Skips the byte if it belongs to a byte order mark. Returns `false` if it does not.
+    /// Skips the byte if it is part of a byte order mark. Returns `false` if it is not.
     fn skip_bom(&mut self, byte: u8) -> bool {
         if BOM.get(self.bom_read) == Some(&byte) {
             self.bom_read += 1;
@@ -190,7 +190,7 @@ impl Reader {
         false
     }
 
-    /// Adds some of the current line's text, which does not include the line ending.
+    /// Adds text from the current line, excluding the line ending.
     fn add_text(&mut self, mut text: &[u8]) {
         if let Line::Start = self.line {
             self.line = match text.first() {
@@ -230,7 +230,7 @@ impl Reader {
         }
     }
 
-    /// Adds text to the lines to be forwarded, if the field is `data` or `event`.
+    /// Adds text to the lines to forward, if the field is `data` or `event`.
     fn forward(&mut self, field: Field, text: &[u8]) {
         if let Field::Data | Field::Event = field {
             self.lines.extend_from_slice(text);
@@ -246,7 +246,7 @@ impl Reader {
             }
             Field::Event => {}
             Field::Id | Field::Retry => {
-                // Keep one byte beyond the limit, to mark the value as too long.
+                // Keep one byte beyond the limit, to detect an overlong value.
                 let max = field.max() + 1 - self.value.len().min(field.max() + 1);
                 let text = text.get(..max).unwrap_or(text);
                 self.value.reserve_exact(text.len());
@@ -275,7 +275,7 @@ impl Reader {
         false
     }
 
-    /// Ends a line's value. Ignores an `id` or `retry` that is invalid or too long.
+    /// Ends a line's value, ignoring an invalid or overlong `id` or `retry`.
     fn end_value(&mut self, field: Field) {
         self.forward(field, b"\n");
         let value = mem::take(&mut self.value);
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
     use crate::message::IdKey;
 
-    /// Returns the lines of each event in a body that is split into frames of `size` bytes.
+    /// Returns the lines of each event in a body split into frames of `size` bytes.
     fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
         let mut reader = Reader::default();
         let mut events = Vec::new();

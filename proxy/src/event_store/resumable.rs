@@ -13,12 +13,12 @@
 //! response to a call is passed through unchanged as well, unless it is an event stream. If the response is slow and the client
 //! supports priming events, the client's event stream starts before the server has sent its response head.
 //!
-//! A client may resume with other credentials than those it made the call with, such as a fresh token. The service then sends
+//! A client may resume with credentials other than those it made the call with, such as a fresh token. The service then sends
 //! the server a `ping` with the new credentials. The client only gets its stream if the server accepts them, by answering with
-//! a result or with the error "method not found". Credentials are the URL's path and query, and all header fields that are not
-//! known to be harmless. The latest credentials accepted for a call are also used to request the rest of its answer, and to
-//! send the layer's cancellation. If the server refuses a cancellation sent with them, it is sent once more with the latest
-//! credentials accepted in the session.
+//! a result or with the error "method not found". Credentials are the URL's path and query, and all header fields not known to
+//! be harmless. The latest credentials accepted for a call are also used to request the rest of its answer, and to send the
+//! layer's cancellation. If the server refuses a cancellation sent with them, it is resent once with the latest credentials
+//! accepted in the session, if these differ.
 
 use std::{
     convert::Infallible,
@@ -54,7 +54,7 @@ use crate::{
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// Minimum time that the server must be silent before an event stream is started.
+/// Minimum time the server must be silent before an event stream is started.
 ///
 /// Most refusals arrive earlier than this, so they can still be passed through unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
@@ -84,7 +84,7 @@ pub struct Resumable<S> {
 /// Evicts its stream on drop, unless the stream has been taken out.
 struct UnopenedStream(Option<Stream>);
 
-/// On drop, removes a session that was created for one request, unless the session is in use.
+/// On drop, removes a session created for a single request, unless it is in use.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
@@ -133,7 +133,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Call the service that has been polled ready rather than its clone.
+        // Call the service that was polled ready, rather than its clone.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),
@@ -175,7 +175,7 @@ where
         }
     }
 
-    /// Forwards a session's request unchanged. If it is accepted, stores its credentials.
+    /// Forwards a session's request unchanged, and stores its credentials if it is accepted.
     async fn forward_in_session(
         &mut self,
         session: Option<Session>,
@@ -235,7 +235,7 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // A client's cancellation already carries credentials and an id. The layer's is given those of its call. Without a layer,
+        // A client's cancellation already carries credentials and an id. The layer's is given its call's. Without a layer,
         // requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);

@@ -1,11 +1,11 @@
 //! Buffers one stream's events for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O. Waiting, and waking tasks, is up to its callers. It guarantees the following:
+//! [`Ring`] does no I/O. Its callers are responsible for waiting and for waking tasks. It guarantees the following:
 //!
-//! 1. **Numbers.** Events are numbered from 0, including those that are dropped.
-//! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped
-//!    events, it gets an SSE comment that states how many there were. With [`Start::Unread`], a reader starts at the first
-//!    event that no reader has taken.
+//! 1. **Numbers.** Events are numbered from 0, including dropped ones.
+//! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped events,
+//!    it gets an SSE comment stating how many there were. With [`Start::Unread`], a reader starts at the first event that no
+//!    reader has taken.
 //! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. If there is none, it is the oldest
 //!    notification that the attached reader has already taken, or else the oldest other event that it has taken. All other
 //!    events stay until the ring is cleared.
@@ -16,8 +16,8 @@
 //! 6. **The end.** Once the ring has ended, it accepts no more events, except for the error in guarantee 8.
 //! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, as soon as the reader has taken everything before
 //!    it. If the reader detaches before it has taken the last piece, no other reader ever gets the event.
-//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed such an event, and the
-//!    ring has ended without an answer left in it, the reader gets an error instead.
+//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed one of these events, and
+//!    the ring has ended without an answer left in it, the reader gets an error instead.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -47,7 +47,7 @@ const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 mod bypass;
 mod dropping;
 
-/// The events of one stream.
+/// A single stream's events.
 #[derive(Debug)]
 pub(crate) struct Ring {
     /// The prefix of the stream's event ids.
@@ -116,7 +116,7 @@ pub(crate) enum Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReaderId(u64);
 
-/// The state of an event that is bypassing the ring.
+/// The state of an event bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
@@ -141,7 +141,7 @@ pub(crate) enum Pushed {
     Ended,
 }
 
-/// The state of a piece that is bypassing the ring.
+/// The state of a piece bypassing the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Bypassed {
     /// The reader has taken it.
@@ -231,7 +231,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event that is covered by the stream's own reservation.
+    /// Adds an event covered by the stream's own reservation.
     ///
     /// This is the first event, or the error that ends the stream. Does nothing if the ring has ended or has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
@@ -246,8 +246,8 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// If `from` names an event that never existed, or the ring has been cleared, the previous reader stays attached and this
-    /// returns `None`.
+    /// Returns `None`, leaving the previous reader attached, if `from` names an event and either that event never existed or
+    /// the ring has been cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -318,7 +318,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event that carries just the id of the event before the reader's position.
+    /// Returns an event carrying just the id of the event before the reader's position.
     ///
     /// Returns `None` if the reader has detached, or if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
@@ -428,7 +428,7 @@ impl Ring {
         });
     }
 
-    /// Skips a number, for an event that is dropped instead of being added.
+    /// Skips a number, for an event dropped instead of being added.
     fn skip(&mut self) {
         self.next += 1;
     }
@@ -443,7 +443,7 @@ impl Ring {
 fn gap_comment(missing: u64) -> Bytes {
     match missing {
         1 => Bytes::from_static(b": an event was dropped here\n\n"),
-        more => format!(": {more} events were dropped here\n\n").into(),
+        _ => format!(": {missing} events were dropped here\n\n").into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A session, which opens streams and looks them up.
+//! Sessions, which open streams and look them up.
 
 use std::{
     fmt,
@@ -44,7 +44,7 @@ pub struct Session(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// Whether the client supports priming events, judging by a revision that it has sent.
+    /// Whether the client supports priming events, judging by a revision it has sent.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
@@ -86,7 +86,7 @@ impl Session {
 
     /// Returns `true` if the session's streams may be [primed](Stream::prime).
     ///
-    /// Clients that use a revision older than 2025-11-25 fail on an event without a message.
+    /// Clients on a revision before 2025-11-25 fail on an event without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
     }
@@ -97,21 +97,21 @@ impl Session {
 
     /// Opens a stream for a call.
     ///
-    /// If there is no room, evicts streams that are no longer needed, removes idle sessions, and drops droppable events that no
-    /// client is reading. Returns `None` if there is still no room after that, if the session has been closed, or if the
-    /// system's random number generator fails.
+    /// If there is no room, evicts streams no longer needed, removes idle sessions, and drops droppable events that no client
+    /// is reading. Returns `None` if there is still no room after that, if the session has been closed, or if the system's
+    /// random number generator fails.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
 
-    /// Like [`open`](Self::open), but for a stream that does not belong to a call.
+    /// Like [`open`](Self::open), but for a stream that belongs to no call.
     pub fn open_standalone(&self) -> Option<Stream> {
         self.open_stream(None)
     }
 
-    /// Returns the response to a client that opens one of the streams without an event id.
+    /// Returns the response to a client opening one of the streams without an event id.
     ///
-    /// The client gets the events that no client has received yet. If there have been earlier ones, a client that supports
+    /// The client gets the events not yet received by any client. If there have been earlier ones, a client that supports
     /// priming first gets an event without a message, so that it has an id to resume from.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
@@ -119,7 +119,7 @@ impl Session {
 
     /// Returns the stream of the newest call with this id.
     ///
-    /// Returns `None` if there is no such call, or if its stream has been removed.
+    /// Returns `None` if there is no call with this id, or if its stream has been removed.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
@@ -220,7 +220,7 @@ impl Session {
         Some(latest)
     }
 
-    /// Returns the number of streams, including ended ones that are still kept.
+    /// Returns the number of streams, including ended ones still retained.
     pub(super) fn stream_count(&self) -> usize {
         self.0.index.len()
     }

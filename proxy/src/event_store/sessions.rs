@@ -35,12 +35,12 @@ const RECHECK_DELAY: Duration = Duration::from_secs(1);
 /// How much later than the layer the event store may notice a disconnect.
 const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// How long to wait before scanning all sessions again after a scan that freed nothing.
+/// How long to wait before rescanning all sessions after a scan that freed nothing.
 ///
 /// Without this, a full event store would scan the sessions for every event.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The event store, which holds all of a server's sessions. Clones share it.
+/// An event store, which holds all of a server's sessions. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
@@ -50,7 +50,7 @@ pub struct EventStore(Arc<Shared>);
 pub struct Stats {
     /// Number of known sessions.
     pub sessions: usize,
-    /// Number of streams, including ended ones that are still kept.
+    /// Number of streams, including ended ones still retained.
     pub streams: usize,
     /// Number of bytes in use, overhead included.
     pub buffer_bytes: usize,
@@ -64,7 +64,7 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The stream that the id belongs to, and the event's number. There might be no such event.
+    /// The id's stream, and the event's number. The event might not exist.
     Stream(Stream, u64),
     Unknown,
 }
@@ -90,8 +90,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. If a
-    /// client [resumes](Self::resume) with such an id, it gets an error, and the id is never sent to the server.
+    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. A client
+    /// that [resumes](Self::resume) with one of these gets an error, and the id is never sent to the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -103,7 +103,7 @@ impl EventStore {
         }))
     }
 
-    /// Returns the session with this id, creating it if it is not known yet.
+    /// Returns the session with this id, creating it if it does not exist yet.
     ///
     /// If the session starts with an `initialize`, `requested_revision` is the revision in that request, which shows whether
     /// the client supports priming events. If there is no room, idle sessions are removed first. Returns `None` if there is
@@ -138,10 +138,10 @@ impl EventStore {
         }
     }
 
-    /// Returns the response to a client that resumes after an event.
+    /// Returns the response to a client resuming after an event.
     ///
     /// The response is an error if the event is unknown or no longer stored. Returns `None` if the id was not issued by any
-    /// event store for this server. In that case, it may be one of the server's own.
+    /// event store for this server, in which case it may be one of the server's own.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -171,8 +171,8 @@ impl EventStore {
     ///
     /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The layer itself does not see a
     /// client that resumes at a different path of the server. The event store does, and postpones the cancellation while the
-    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period
-    /// after that. A call without a stream may be cancelled at once.
+    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period after
+    /// that. A call without a stream may be cancelled immediately.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -207,7 +207,7 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if an event id was issued by this or another store for the same server.
+    /// Returns `true` if an event id was issued by this store or another one for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.parse(event_id).is_some()
     }
@@ -237,7 +237,7 @@ impl EventStore {
 /// Returns the error response for an unknown or expired event id.
 pub(super) fn unknown_event() -> Response<Body> {
     let text =
-        "Last-Event-ID does not match an event of this session, or that event is no longer stored";
+        "Last-Event-ID does not match any event in this session, or the event is no longer stored";
     refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
 }
 
@@ -280,7 +280,7 @@ impl Shared {
 
     /// Drops the oldest droppable event from each stream that no client is reading.
     ///
-    /// Returns `false` if nothing is dropped.
+    /// Returns `false` if nothing was dropped.
     fn drop_unread(&self) -> bool {
         let indexes = self.indexes().into_iter();
         let streams = indexes.flat_map(|index| index.streams());
@@ -327,8 +327,12 @@ fn remove_idle(sessions: &mut HashMap<Arc<str>, Session>) -> bool {
         return false;
     }
     let middle = idle.len() / 2;
-    let (_, since, _) = idle.select_nth_unstable(middle);
-    let since = *since;
-    sessions.retain(|_, session| session.idle_since().is_none_or(|used| used > since));
+    let (_, median, _) = idle.select_nth_unstable(middle);
+    let cutoff = *median;
+    sessions.retain(|_, session| {
+        session
+            .idle_since()
+            .is_none_or(|last_used| last_used > cutoff)
+    });
     true
 }

@@ -1,4 +1,4 @@
-//! A stream of events, which a writer adds and a client's response reads.
+//! A stream of events, filled by a writer and read by a client's response.
 
 use std::{
     fmt,
@@ -36,7 +36,7 @@ pub(super) const INTERNAL_ERROR: i32 = -32603;
 
 const NO_ROOM: &str = "the proxy has no room for events that the client has not read yet";
 const ANSWER_NOT_RETAINED: &str =
-    "the answer was sent once but was too large for the proxy to keep";
+    "the answer was sent once but was too large for the proxy to store";
 
 /// How long the proxy keeps reading from the server after a call's cancellation or answer.
 ///
@@ -84,18 +84,18 @@ struct Inner {
     /// The id of the stream's call: as the client wrote it, and as a key that compares by value.
     call: Option<(Box<str>, IdKey)>,
     index: Weak<StreamIndex<Stream>>,
-    /// How long the stream is kept after it has ended.
+    /// How long the stream is retained after it ends.
     retention: Duration,
     state: Mutex<State>,
     /// Notified when a reader attaches, takes data, or detaches, and when the stream ends.
     reader_progress: Notify,
     /// Notified when `State::close_at` is set.
     close_due: Notify,
-    /// Notified when the server has accepted credentials again.
+    /// Notified when the server accepts credentials again.
     credentials_renewed: Notify,
     /// Number of clients whose credentials the server is currently checking.
     pending_checks: AtomicUsize,
-    /// Number of requests in flight with which the client is ending the call.
+    /// Number of in-flight requests by the client to end the call.
     pending_ends: AtomicUsize,
 }
 
@@ -105,7 +105,7 @@ struct State {
     /// When a client last stopped reading.
     detached_at: Option<Instant>,
     token: Option<CallToken>,
-    /// The latest credentials that the server has accepted in a request for this call.
+    /// The latest credentials accepted by the server in a request for this call.
     credentials: Option<Arc<Credentials>>,
     /// Whether the server has refused `credentials` since accepting them.
     has_refused_credentials: bool,
@@ -116,7 +116,8 @@ struct State {
     writer: Option<AbortHandle>,
     /// When the stream expires, or `None` if it has not ended yet.
     until: Option<Instant>,
-    /// Whether the stream is marked as evictable or has been closed. Reset when a client that still has events to read attaches.
+    /// Whether the stream is marked as evictable or has been closed. Reset when a client attaches that still has events to
+    /// read.
     is_evictable: bool,
     /// Whether a lack of room has already been logged.
     has_logged_full: bool,
@@ -192,8 +193,8 @@ impl Stream {
     /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
     /// Before it waits, this makes room by dropping droppable events (possibly this one), and then events that have already
-    /// been sent to the client. If there is still no room and no client is attached, the call ends with an error. An event
-    /// that exceeds the budget is passed to the client directly and not stored.
+    /// been sent to the client. If there is still no room and no client is attached, the call ends with an error. An event that
+    /// exceeds the budget is passed directly to the client without being stored.
     ///
     /// # Errors
     ///
@@ -201,7 +202,7 @@ impl Stream {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it is waiting, the event may be lost. You should then end the stream.
+    /// If the future is dropped while it is waiting, the event may be lost. The stream should then be ended.
     pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             let reader_progress = self.0.reader_progress.notified();
@@ -343,7 +344,7 @@ impl Stream {
         self.state().ring.drop_droppable()
     }
 
-    /// If the call has been answered, notifies its token and schedules the close. Does so at most once.
+    /// If the call has been answered, notifies its token and schedules the close (at most once).
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();

@@ -33,11 +33,11 @@ pub(super) struct StreamIndex<S> {
 #[derive(Debug)]
 struct IndexState<S> {
     streams: HashMap<u64, Entry<S>>,
-    /// Stream numbers by the name in the stream's event ids.
+    /// Stream numbers, keyed by the name in the stream's event ids.
     names: HashMap<StreamName, u64>,
     /// The number of the newest stream for each call id.
     calls: HashMap<Arc<IdKey>, u64>,
-    /// Ended streams that their client has read in full, or whose call was cancelled.
+    /// Ended streams whose client has read them in full, or whose call was cancelled.
     evictable: BTreeSet<u64>,
     /// Always `None` while the session has no streams.
     accepted: Option<AcceptedCredentials>,
@@ -45,7 +45,7 @@ struct IndexState<S> {
     last_used: Instant,
 }
 
-/// The credentials of the session's latest request that the server has accepted.
+/// The credentials from the session's latest accepted request.
 #[derive(Debug)]
 struct AcceptedCredentials {
     sent: SentCredentials,
@@ -79,7 +79,7 @@ pub(super) trait AllSessions: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 struct EndedState<S> {
     by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
-    /// Those of the ended streams that may be evicted.
+    /// The keys of the ended streams that may be evicted.
     evictable: BTreeSet<(Instant, u64)>,
     /// The task that removes expired streams. It runs as long as there are ended streams.
     sweeper: Option<AbortHandle>,
@@ -87,7 +87,7 @@ struct EndedState<S> {
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired, and is no longer tracked as an ended one.
+    /// This stream has expired, and is no longer tracked.
     Due(Weak<StreamIndex<S>>, u64),
     /// No stream expires before this time.
     At(Instant),
@@ -166,7 +166,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream.clone())
     }
 
-    /// Registers a stream as one that has ended and expires at `until`.
+    /// Registers an ended stream that expires at `until`.
     pub(super) fn add_ended(self: &Arc<Self>, number: u64, until: Instant) {
         self.state().last_used = Instant::now();
         if let Some(ended_streams) = self.ended_streams() {
@@ -206,7 +206,7 @@ impl<S: Clone> StreamIndex<S> {
         let is_latest = state
             .accepted
             .as_ref()
-            .is_none_or(|previous| previous.sent.read_at <= sent.read_at);
+            .is_none_or(|previous| previous.sent.extracted_at <= sent.extracted_at);
         if is_latest && !state.streams.is_empty() {
             let accepted = AcceptedCredentials {
                 sent,
@@ -217,7 +217,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Returns the credentials of the latest request that the server has accepted.
+    /// Returns the credentials from the latest accepted request.
     pub(super) fn accepted_credentials(&self) -> Option<Arc<Credentials>> {
         let state = self.state();
         state
@@ -316,7 +316,7 @@ impl<S> EndedStreams<S> {
         sessions.is_some_and(|sessions| sessions.make_room())
     }
 
-    /// Stops tracking a stream that has been closed, and adds its `gaps` to the total.
+    /// Stops tracking a closed stream, and adds its `gaps` to the total.
     ///
     /// `until` is when the stream would have expired, or `None` if it had not ended yet.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
@@ -333,7 +333,7 @@ impl<S> EndedStreams<S> {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Returns the index and the number of the oldest evictable stream, and clears its mark.
+    /// Returns the oldest evictable stream's index and number, and clears its mark.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
@@ -348,7 +348,7 @@ impl<S> EndedStreams<S> {
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {
-            // `start_sweeper` takes the same lock, so a stream added from now on starts another task.
+            // `start_sweeper` takes the same lock, so a stream added from now on starts a new task.
             state.sweeper = None;
             return NextExpiry::None;
         };

@@ -34,10 +34,10 @@ use crate::{
 
 mod refusal;
 
-/// Maximum size of an event in the ring, which is a session's default limit. Larger events bypass the ring.
+/// Maximum size of an event in the ring, equal to a session's default limit. Larger events bypass the ring.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// Maximum size of an event that is copied into a smaller buffer.
+/// Maximum size of an event copied into a smaller buffer.
 const MAX_COPY: usize = 64 * 1024;
 
 /// How much of a frame is reserved and read at a time.
@@ -60,7 +60,7 @@ const MAX_REFUSAL: usize = 64 * 1024;
 const COMPRESSED: &str =
     "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
-/// A response that the server has not sent yet.
+/// A response that the server has yet to send.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// The server's answer to a call, which may still be pending.
@@ -95,7 +95,7 @@ enum EventMode {
 /// Ends the stream on drop, no matter how the task ends.
 struct EndOnDrop(Stream);
 
-/// Why reading a body has stopped.
+/// Why reading a body stopped.
 enum ReadEnd {
     /// The server's stream has ended or has been cut off.
     Cut,
@@ -143,8 +143,8 @@ where
                 let (head, body) = pending.await.into_parts();
                 let is_success = head.status.is_success();
                 if is_success && has_content_coding(&head.headers) {
-                    // A client that is still waiting for the response head gets such an answer unchanged. This client is
-                    // already reading an event stream.
+                    // A client still waiting for the response head gets a compressed answer unchanged, but this one is already
+                    // reading an event stream.
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_success {
@@ -192,7 +192,7 @@ where
         if mem::take(&mut self.mode) == EventMode::Bypass {
             // The event was cut off, so the client can't have parsed it.
             self.end_without_answer(
-                "the MCP server's stream was cut off during an event that was too large for the proxy to keep",
+                "the MCP server's stream was cut off during an event that was too large for the proxy to store",
             );
             return ReadEnd::Refused;
         }
@@ -201,7 +201,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Parses some bytes of an event stream, and writes each event that they complete.
+    /// Parses bytes from an event stream, and writes each event they complete.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {
@@ -308,7 +308,7 @@ where
         }
     }
 
-    /// Takes the event that has just been read.
+    /// Takes the event just read.
     fn take_event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);
@@ -340,7 +340,7 @@ where
         }
     }
 
-    /// Requests the events after the last one that had an id.
+    /// Requests the events after the last one with an id.
     ///
     /// Returns `None` if there is no id, if all attempts fail, or if the server refuses the credentials and the client can't
     /// resume.
@@ -363,7 +363,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as one event, or an error if it is cut off or not an answer.
+    /// Writes a JSON answer as a single event, or an error if it is cut off or not an answer.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -389,7 +389,7 @@ where
         }
     }
 
-    /// Writes any other response as an error: its body's JSON-RPC error, or else its status.
+    /// Writes any other response as an error: the JSON-RPC error in its body, or else its status.
     async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await
@@ -403,13 +403,13 @@ where
             status,
             StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT
         ) {
-            // A gateway sent this. The server behind it may still be working on the call.
+            // A gateway sent this, so the server behind it may still be working on the call.
             self.stream.lose_answer();
         }
         match refusal::json_rpc_error(&read) {
             Some(error) => self.stream.end_with_server_error(error),
             None => self.end_with_error(&format!(
-                "the MCP server answered with HTTP status {status}"
+                "the MCP server responded with HTTP status {status}"
             )),
         }
     }
@@ -425,9 +425,9 @@ where
     }
 }
 
-/// Shrinks the buffer that holds an event's lines to their size.
+/// Shrinks the buffer of an event's lines to their size.
 ///
-/// Small events are copied. A large buffer is shrunk in place, even though the memory that this frees rarely fits another event.
+/// Small events are copied. A large buffer is shrunk in place, even though the memory this frees rarely fits another event.
 fn shrink_buffer(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ID_CAPACITY;
     if needed > MAX_COPY {
@@ -464,7 +464,7 @@ mod tests {
         let resume = UpstreamResume::new(service, &Request::default());
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
         // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also holds up to three
-        // of the server's ids: the last event's, the next one's, and one that is being read.
+        // of the server's ids: the last event's, the next one's, and one being read.
         let cost = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             cost + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,

@@ -32,7 +32,7 @@ pub(super) struct UpstreamResume<S> {
     ///
     /// This is a list because every call in flight has one, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The client's connection. It is needed because a server may only accept certain hosts or schemes.
+    /// The client's connection, needed because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
 }
 

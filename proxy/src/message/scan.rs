@@ -1,7 +1,7 @@
-//! Finds out what a message is, piece by piece, if it is too long to keep or can't be parsed.
+//! Classifies, piece by piece, a message that is too long to store or can't be parsed.
 //!
-//! 1. **Little memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`. Of
-//!    a `result` or `error`, it stores a few bytes, just enough to recognise `null`. Of all other members, it stores nothing.
+//! 1. **Little memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`.
+//!    It stores just enough of a `result` or `error` to recognise `null`, and nothing of any other member.
 //! 2. **A doubtful answer is not an answer.** A message only answers a call if it has exactly one `id`, either a `result` or an
 //!    `error`, and no `method`, and if it ends with its object's closing brace. To find the end of any other member, the
 //!    scanner just counts brackets.
@@ -12,7 +12,7 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, VERSION, is_droppable, is_response};
 
-/// Maximum size of a name or a value that is stored.
+/// Maximum size of a stored name or value.
 ///
 /// As a consequence, the answer to a call with a longer id is not recognised.
 const MAX_TEXT: usize = 2 * 1024;
@@ -26,7 +26,7 @@ pub(crate) struct Scanner {
     is_escaped: bool,
     /// The member whose value is being read.
     member: Option<Member>,
-    /// The part of the current name or value that is stored.
+    /// The stored part of the current name or value.
     text: Vec<u8>,
     version: Option<Vec<u8>>,
     id: Option<Vec<u8>>,
@@ -52,7 +52,7 @@ enum Member {
 // === impl Scanner ===
 
 impl Scanner {
-    /// Scans a whole message.
+    /// Scans a complete message.
     pub(crate) fn of(message: &[u8]) -> Self {
         let mut scanner = Self::default();
         scanner.read(message);
@@ -65,7 +65,7 @@ impl Scanner {
             if self.is_in_string && !self.is_escaped {
                 let plain = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
                 let (text, rest) = bytes.split_at(plain);
-                self.keep(text);
+                self.store(text);
                 bytes = rest;
             }
             let Some((byte, rest)) = bytes.split_first() else {
@@ -88,7 +88,7 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Like [`answers`](Self::answers), for text that may be something other than a message.
+    /// Like [`answers`](Self::answers), but for text that might not be a message.
     ///
     /// Returns `None` unless the text contains `"jsonrpc": "2.0"`.
     pub(crate) fn answers_with_version(self) -> Option<IdKey> {
@@ -105,7 +105,7 @@ impl Scanner {
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
-    /// Returns `true` if the message is a notification that does no harm if it is lost.
+    /// Returns `true` if the message is a notification that can be lost without harm.
     ///
     /// Like [`Message::is_droppable`](super::Message::is_droppable), but only takes into account what has been read so far.
     pub(crate) fn is_droppable(&self) -> bool {
@@ -124,7 +124,7 @@ impl Scanner {
 
     fn step(&mut self, byte: u8) {
         if self.is_in_string {
-            self.keep(&[byte]);
+            self.store(&[byte]);
             match byte {
                 _ if mem::take(&mut self.is_escaped) => {}
                 b'\\' => self.is_escaped = true,
@@ -134,7 +134,7 @@ impl Scanner {
             return;
         }
         match byte {
-            b' ' | b'\t' | b'\r' | b'\n' => self.keep(b" "),
+            b' ' | b'\t' | b'\r' | b'\n' => self.store(b" "),
             b'{' if self.depth == 0 && !self.has_ended => self.depth = 1,
             _ if self.depth == 0 => self.is_ambiguous = true,
             b'}' if self.depth == 1 => {
@@ -144,7 +144,7 @@ impl Scanner {
             b',' if self.depth == 1 => self.end_member(),
             b':' if self.depth == 1 && self.member.is_none() => self.begin_value(),
             _ => {
-                self.keep(&[byte]);
+                self.store(&[byte]);
                 match byte {
                     b'"' => self.is_in_string = true,
                     b'{' | b'[' => self.depth += 1,
@@ -157,8 +157,8 @@ impl Scanner {
 
     /// Stores bytes that belong to a name, the version, the id or the method.
     ///
-    /// Of a result or an error, stores just enough to recognise `null`.
-    fn keep(&mut self, bytes: &[u8]) {
+    /// Stores just enough of a result or an error to recognise `null`.
+    fn store(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,
             Some(Member::Result | Member::Error) => {
@@ -174,7 +174,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // No name or method that we know is this long. The replacement is not JSON, so it equals no id.
+            // No name or method known to us is this long. The replacement is not JSON, so it can't equal any id.
             self.text = vec![0; MAX_TEXT]
         }
     }
@@ -224,7 +224,7 @@ mod tests {
         *,
     };
 
-    /// Returns the call that a message answers, going by a scan in pieces of `size` bytes.
+    /// Returns the call answered by a message, according to a scan in pieces of `size` bytes.
     fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
         let mut scanner = Scanner::default();
         for piece in message.chunks(size) {
@@ -234,7 +234,7 @@ mod tests {
         scanner.answers()
     }
 
-    /// Returns the call that a message answers, going by the parser.
+    /// Returns the call answered by a message, according to the parser.
     fn parsed(message: &[u8]) -> Option<IdKey> {
         let message = Message::read(message)?;
         let id = message.id.filter(|_| message.kind == Kind::Response);
@@ -344,7 +344,7 @@ mod tests {
         #[test]
         fn a_scan_agrees_with_a_parser_on_any_json(json in json(), size in 1..10_usize) {
             let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
-            // Unlike the scanner, the parser ignores a `method` that is `null`.
+            // Unlike the scanner, the parser ignores a `null` `method`.
             let is_null_method = scanned.is_none() && json.contains(r#""method" : null"#);
             prop_assert!(scanned == parsed || is_null_method, "{:?} {:?}", scanned, parsed);
         }

@@ -22,7 +22,7 @@ pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origi
     }
 }
 
-/// Returns the challenge with the public URL.
+/// Returns the challenge with the public URL substituted.
 ///
 /// Returns `None` if there is nothing to change, or if the challenge is ambiguous.
 fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {

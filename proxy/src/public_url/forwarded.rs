@@ -25,14 +25,14 @@ const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// The headers that contain a client's address.
+/// Headers containing a client's address.
 ///
 /// They are removed from the request, because they change when the client moves to another network.
 const ADDRESSES: [HeaderName; 3] = [header::FORWARDED, FOR, REAL_IP];
 
-/// The headers that are stripped unless the client that sent them is trusted.
+/// Headers stripped unless the client that sent them is trusted.
 ///
-/// There are more headers of this kind, but they identify users and are passed through.
+/// Other headers of this kind identify users, and are passed through.
 const UNTRUSTED: [HeaderName; 12] = [
     header::FORWARDED,
     FOR,
@@ -66,7 +66,7 @@ impl Forwarded {
         }
     }
 
-    /// Strips an untrusted client's headers, and returns the ones that the server gets instead.
+    /// Strips an untrusted client's headers, and returns the ones to send to the server instead.
     ///
     /// A trusted client's headers stay in the request, except for those with addresses, which are included in the result
     /// instead. The result contains the public origin if `--public-url` or a trusted client provides it.
@@ -143,7 +143,7 @@ fn is_same_variable(name: &HeaderName, other: &HeaderName) -> bool {
         .eq(other)
 }
 
-/// Returns the first value in a list. It is the first proxy's, since each later proxy may append one.
+/// Returns the first value in a list. This is the first proxy's, since each later one may append another.
 fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let list = headers.get(name)?.to_str().ok()?;
     list.split(',').next().map(str::trim)
@@ -170,7 +170,7 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
 
 /// Returns the headers that carry the client's address and the origin it used.
 ///
-/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is kept.
+/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is preserved.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let earlier_clients = join_values(headers, &FOR);
     let elements = join_values(headers, &header::FORWARDED);

@@ -127,7 +127,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     assert!(!directory.heartbeat(me, &untimed).await.unwrap().was_alive);
 }
 
-/// A heartbeat that was created earlier arrives later, on another connection.
+/// A heartbeat created earlier arrives later, on another connection.
 pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(
     directory: &impl Directory,
 ) {

@@ -84,20 +84,20 @@ impl MemoryDirectory {
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let earlier = |at: Instant| at.checked_sub(step).unwrap();
-        state.started = earlier(state.started);
+        state.started_at = earlier(state.started_at);
         state.turned_away = state.turned_away.map(earlier);
         for lease in state.leases.values_mut() {
-            lease.renewed = earlier(lease.renewed);
+            lease.renewed_at = earlier(lease.renewed_at);
         }
     }
 
     /// Sets the backend's clock back, so that the times it has already written are in the future.
     pub(crate) fn set_clock_back(&self, step: Duration) {
         let mut state = self.state();
-        state.started += step;
+        state.started_at += step;
         state.turned_away = state.turned_away.map(|at| at + step);
         for lease in state.leases.values_mut() {
-            lease.renewed += step;
+            lease.renewed_at += step;
         }
     }
 

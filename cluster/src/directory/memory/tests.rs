@@ -127,7 +127,7 @@ async fn an_answer_that_is_too_large_is_not_stored() {
         .keep_answer(session, me, CallNumber::new(2), too_large, ANSWER_TTL)
         .await
         .unwrap_err();
-    assert_eq!(error.to_string(), "the answer is too large to be kept");
+    assert_eq!(error.to_string(), "the answer is too large to store");
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(2))

@@ -43,8 +43,8 @@ impl RedisAddress {
     ///
     /// # Errors
     ///
-    /// Returns an error if a URL cannot be parsed, disables certificate verification, or needs a feature that is not enabled. Also returns
-    /// an error if there are Sentinels but `url` does not name the primary, or if the root certificate cannot be used.
+    /// Returns an error if a URL cannot be parsed, disables certificate verification, or needs a disabled feature. Also returns an error if
+    /// there are Sentinels but `url` does not name the primary, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.parse(&self.url)?;
         self.check_trust(&primary)?;

@@ -49,7 +49,7 @@ struct SharedConnections {
 
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat has been started on these connections but none answered since.
+    /// Whether a heartbeat has been started on these connections and none has been answered since.
     is_unanswered: bool,
 }
 
@@ -66,7 +66,7 @@ struct Pair {
 // === impl Connections ===
 
 impl Connections {
-    /// Creates connections that the first command establishes.
+    /// Creates connections, to be established by the first command.
     pub(super) fn new(source: Source) -> Self {
         let shared = Arc::new(SharedConnections {
             current: Mutex::new(Current::new(&source)),
@@ -96,7 +96,7 @@ impl Connections {
         self.shared.renew();
     }
 
-    /// Called when a heartbeat starts, to replace connections that cannot be used.
+    /// Called when a heartbeat starts, to replace unusable connections.
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so if a heartbeat on
     /// established connections was never answered, for whatever reason, the Sentinels are asked for the primary again.

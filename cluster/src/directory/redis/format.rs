@@ -1,13 +1,13 @@
-//! The Redis keys, and those parts of their values that several modules share.
+//! The Redis keys, and the parts of their values shared by several modules.
 
 use std::time::Duration;
 
 use crate::ids::{CallNumber, Incarnation, SessionHash};
 
-/// The key of the hash that holds the leases.
+/// The key of the hash containing the leases.
 pub(super) const LEASES: &str = "mcp:i";
 
-/// The one field of that hash that is not a lease.
+/// The only field in that hash that is not a lease.
 ///
 /// It holds the time at which an instance last turned a client away or a lease last lapsed.
 pub(super) const TURNED_AWAY: &str = "turned-away";
@@ -23,7 +23,7 @@ pub(super) const LATE_ANSWERS: &str = "late-answers";
 
 /// How far a lease may be ahead of the backend's clock.
 ///
-/// One that is further ahead was written by a backend with a different clock, or before the clock was set back.
+/// A lease further ahead was written by a backend with a different clock, or before the clock was set back.
 pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 pub(super) fn session_key(session: SessionHash) -> String {

@@ -20,7 +20,7 @@ const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot serve as 
 pub(super) struct Inspection {
     /// Whether Sentinels may replace the backend with one of its replicas.
     has_sentinels: bool,
-    /// The run of the backend that has been found usable.
+    /// The run in which the backend was found usable.
     usable: Mutex<Option<BackendRunId>>,
     cluster_warning: RateLimitedWarning,
 }

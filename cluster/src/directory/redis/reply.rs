@@ -29,9 +29,9 @@ pub(super) fn parse_leases(
     })
 }
 
-/// Returns when a lease last lapsed, going by those that no heartbeat has removed yet.
+/// Returns when a lease last lapsed, judging by the leases not yet removed by a heartbeat.
 ///
-/// A lease that is too far ahead of the clock counts as lapsing now.
+/// A lease too far ahead of the clock counts as lapsing now.
 fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
     let renewed = leases.filter_map(|(_, text)| leading_time(text));
@@ -56,14 +56,14 @@ fn parse_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let _number: u64 = parts.next()?.parse().ok()?;
     let run = parts.next()?;
     let marks = parts.next()?;
-    let has = |mark| marks.split(',').any(|present| present == mark);
+    let has_mark = |mark| marks.split(',').any(|present| present == mark);
     let age = now.saturating_sub(renewed);
     is_valid(renewed, now).then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| BackendRunId::new(run)),
-        is_settled: has(SETTLED),
-        has_late_answers: has(LATE_ANSWERS),
+        is_settled: has_mark(SETTLED),
+        has_late_answers: has_mark(LATE_ANSWERS),
     })
 }
 

@@ -4,7 +4,7 @@
 
 use redis::Script;
 
-/// Writes a session's record, and returns the record that is stored afterwards.
+/// Writes a session's record, and returns the record stored afterwards.
 ///
 /// The stored record is replaced only if it yields to the epoch at which the writer holds the session (`Record::yields_to`). If the stored
 /// record already belongs to the writer, the session is written at its new epoch, and otherwise at the epoch held. A value that cannot be
@@ -39,7 +39,7 @@ return written
 
 /// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the one stored.
 ///
-/// Returns the record that is stored afterwards, if any.
+/// Returns the record stored afterwards, if any.
 ///
 /// `KEYS`: session. `ARGV`: record to replace, new record, TTL.
 const CLAIM: &str = "
@@ -56,7 +56,7 @@ return stored
 ///
 /// That record wins if its epoch is the same or higher. The tombstone gets the higher of the two epochs, and is written even if there is no
 /// record. A value that cannot be parsed as a record is left unchanged. The session's parameters are removed as well. Returns 1 if the
-/// tombstone has been written, and 0 otherwise.
+/// tombstone was written, and 0 otherwise.
 ///
 /// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
@@ -79,9 +79,9 @@ return 1
 /// Returns whether the lease was still valid, whether one of its instance's records has been replaced, and the backend's time.
 ///
 /// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. If the stored heartbeat
-/// number is higher, the lease is left unchanged. Leases that have lapsed or are too far ahead of the clock are removed. The script also
-/// records when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set
-/// back, that stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
+/// number is higher, the lease is left unchanged. Lapsed leases and those too far ahead of the clock are removed. The script also records
+/// when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set back, that
+/// stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
 ///
 /// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, creation
 /// time, number.
@@ -118,7 +118,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return {was_alive, was_replaced, now}
 ";
 
-/// The scripts, each with the hash by which the backend identifies it.
+/// The scripts, each with the hash that identifies it to the backend.
 pub(super) struct Scripts {
     pub(super) register: Script,
     pub(super) claim: Script,

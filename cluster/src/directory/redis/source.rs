@@ -1,4 +1,4 @@
-//! The source of connections: a fixed address, or the primary that Sentinels report.
+//! The source of connections: a fixed address, or the primary reported by Sentinels.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 
 use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout for opening a connection. A command that is waiting for it still fails at its own timeout.
+/// Timeout for opening a connection. A command waiting for the connection still fails at its own timeout.
 ///
-/// It allows for the four round trips of a TLS connection at 200 ms each.
+/// This allows for the four round trips of a TLS connection at 200 ms each.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The source of connections.
@@ -22,7 +22,7 @@ pub(super) enum Source {
     Sentinels(Arc<Sentinels>),
 }
 
-/// The Sentinels that watch one primary.
+/// The Sentinels watching a primary.
 pub(super) struct Sentinels {
     name: String,
     client: Mutex<SentinelClient>,
@@ -33,7 +33,7 @@ pub(super) struct Sentinels {
 // === impl Source ===
 
 impl Source {
-    /// Returns a client for the fixed address, or for the primary that the Sentinels report now.
+    /// Returns a client for the fixed address, or for the primary the Sentinels now report.
     pub(super) async fn client(&self) -> Result<Client, RedisError> {
         match self {
             Self::Fixed(client) => Ok(Client::clone(client)),

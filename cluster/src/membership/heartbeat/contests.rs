@@ -1,7 +1,7 @@
 //! Resolves contested sessions.
 //!
-//! A session is *contested* if its record in the directory has a higher epoch and names another owner. It does not serve anything new until
-//! the contest is resolved: it is relinquished if the other owner has a lease, and claimed back if that owner provably has none.
+//! A session is *contested* if its record in the directory has a higher epoch and names another owner. It serves nothing new until the
+//! contest is resolved: it is relinquished if the other owner has a lease, and reclaimed if that owner provably has none.
 
 use std::convert::Infallible;
 
@@ -15,13 +15,13 @@ use crate::{
     log::log,
 };
 
-/// Maximum number of contested sessions that are claimed back at a time.
+/// Maximum number of contested sessions reclaimed concurrently.
 const MAX_CONCURRENT_CLAIMS: usize = 64;
 
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// Resolves contested sessions over and over. Never completes.
+    /// Resolves contested sessions, forever.
     pub(super) async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
@@ -29,9 +29,9 @@ impl Heartbeat {
         }
     }
 
-    /// Relinquishes contested sessions whose other owner has a lease, and claims back the rest.
+    /// Relinquishes contested sessions whose other owner has a lease, and reclaims the rest.
     ///
-    /// The rest are claimed back only if their other owners provably have no lease. If the directory does not answer, nothing happens.
+    /// The rest are reclaimed only if their other owners provably have no lease. If the directory does not answer, this does nothing.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -51,14 +51,14 @@ impl Heartbeat {
             let claims = stream::iter(dead_owner);
             let claims = claims
                 .for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, previous)| {
-                    self.claim_back(session, previous)
+                    self.reclaim(session, previous)
                 });
             claims.await;
         }
     }
 
     /// Claims a contested session for this instance, and records the outcome.
-    async fn claim_back(&self, session: SessionHash, previous: Ownership) {
+    async fn reclaim(&self, session: SessionHash, previous: Ownership) {
         let wanted = previous.claimed_by(self.owner);
         match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
@@ -69,7 +69,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // `run_contested` tries again later.
+            // `run_contested` retries later.
             Err(_) => {}
         }
     }

@@ -1,17 +1,17 @@
-//! Decides from heartbeats whether the directory is consistent, without a clock or I/O.
+//! Decides, based on heartbeats, whether the directory is consistent. Uses neither a clock nor I/O.
 //!
 //! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written has been written since. It
 //!    stops being consistent when a heartbeat fails, finds the backend in another run, or finds no lease.
-//! 2. After each of these events, everything must be written again before the directory counts as consistent. Further failed heartbeats do
+//! 2. After each of these events, everything must be rewritten before the directory is considered consistent. Further failed heartbeats do
 //!    not restart the writes, so the writes complete even if the backend answers only every other request.
-//! 3. If the lease has been lost, it is acquired again, and each session is then written at a new epoch. If another instance saw no lease
-//!    but claims a session only after that write, it loses its claim. As long as a later claim by another instance may have been lost, new
-//!    epochs have to wait. In the meantime no instance can prove anything, so none claims a session.
+//! 3. If the lease has been lost, it is reacquired, and each session is then written at a new epoch. Another instance that saw no lease but
+//!    claims a session only after that write loses its claim. As long as a later claim by another instance may have been lost, new epochs
+//!    have to wait. In the meantime no instance can prove anything, so none claims a session.
 //! 4. If heartbeats stop altogether, the directory stops being consistent as well, because an answered heartbeat counts only for the
-//!    lifetime of the lease that it renewed.
+//!    lifetime of the lease it renewed.
 //! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
-//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). But as long as heartbeats are being sent, even if
-//!    they fail, sessions are served all the same, because availability takes precedence, unless the lease is required.
+//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). Unless the lease is required, however, sessions are
+//!    served regardless as long as heartbeats are being sent, even if these fail, because availability takes precedence.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
     sessions::Lapse,
 };
 
-/// How long after the last answered heartbeat a stall may have ended the lease.
+/// Time since the last answered heartbeat after which a stall may have ended the lease.
 ///
 /// This is less than [`MIN_LEASE`], but more than a late answer and the wait for the next heartbeat take together.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
@@ -44,11 +44,11 @@ pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease, counted from the start of its heartbeat.
 ///
-/// The directory may count the heartbeat as created up to [`DIRECTORY_TIMEOUT`] earlier
+/// The directory may consider the heartbeat to have been created up to [`DIRECTORY_TIMEOUT`] earlier
 /// ([`created_at`](crate::directory::Status::created_at)).
 pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
-/// How long the directory must be consistent to rule out sessions that are not recorded.
+/// How long the directory must be consistent to rule out unrecorded sessions.
 ///
 /// This is the lifetime of a lease: by then, every instance that had one has either renewed it or lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
@@ -65,11 +65,11 @@ pub(super) struct DirectoryHealth {
     ///
     /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
-    /// Whether a heartbeat has found no lease and a new lease has not been confirmed yet.
+    /// Whether a heartbeat has found no lease and a new lease has yet to be confirmed.
     has_no_lease: bool,
     /// The run of the backend before new epochs became due, or `None` if they are not due.
     ///
-    /// They are due if other instances may have seen this one without a lease.
+    /// They are due if other instances may have seen this instance without a lease.
     renewal_due: Option<BackendRunId>,
     /// When the last heartbeat was started, answered or not.
     last_started: Option<Instant>,
@@ -99,7 +99,7 @@ enum Phase {
 /// What has to be done after an answered heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequiredWork {
-    /// Whether all sessions must be written again.
+    /// Whether all sessions must be rewritten.
     pub(super) write_all: bool,
     /// Whether the directory may have lost data, or the lease may have lapsed.
     pub(super) may_have_lost_data: bool,
@@ -134,7 +134,7 @@ impl DirectoryHealth {
         self.last_started = Some(now);
     }
 
-    /// Called when the heartbeat that started at `started` has been answered.
+    /// Called when the heartbeat started at `started` has been answered.
     ///
     /// `time` is when the directory executed it, and is stored unless the reply was read late. Returns `true` if the directory's clock has
     /// stepped forward, or this machine was suspended.
@@ -158,9 +158,9 @@ impl DirectoryHealth {
     /// The result may be up to [`DIRECTORY_TIMEOUT`] too early. If the clock has not been read for a while, the result is a further
     /// [`MAX_BACKWARD_CLOCK_STEP`] earlier, in case the clock has been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
-        let (at, _) = self.clock?;
+        let (read_at, _) = self.clock?;
         let time = self.clock_at(now)?;
-        let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
+        let is_outdated = now.saturating_duration_since(read_at) > OVERDUE_THRESHOLD;
         Some(if is_outdated {
             time.saturating_sub(MAX_BACKWARD_CLOCK_STEP)
         } else {
@@ -170,8 +170,8 @@ impl DirectoryHealth {
 
     /// Extrapolates the directory's clock, if known, assuming that it has not stepped.
     fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
-        let (at, time) = self.clock?;
-        Some(time.saturating_add(now.saturating_duration_since(at)))
+        let (read_at, time) = self.clock?;
+        Some(time.saturating_add(now.saturating_duration_since(read_at)))
     }
 
     /// Returns the lapse for which sessions must be verified, or `None` if there is none.
@@ -196,7 +196,7 @@ impl DirectoryHealth {
         now > may_lapse_at.max(started + OVERDUE_THRESHOLD)
     }
 
-    /// Called when a heartbeat has found no lease, before the lease is acquired again.
+    /// Called when a heartbeat has found no lease, before the lease is reacquired.
     pub(super) fn on_lease_missing(&mut self) {
         self.phase = Phase::Unreachable {
             must_write_all: true,
@@ -273,7 +273,7 @@ impl DirectoryHealth {
         };
     }
 
-    /// Called when everything that had to be written again has been written.
+    /// Called when everything that had to be rewritten has been written.
     ///
     /// This also ends the lapse, unless a stall requires new epochs.
     pub(super) fn on_all_written(&mut self, now: Instant) {
@@ -315,7 +315,7 @@ impl DirectoryHealth {
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
-    /// Returns `true` if the lease is still valid, going by this instance's clock.
+    /// Returns `true` if the lease is still valid, judging by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
             .is_some_and(|last| now.saturating_duration_since(last) < MIN_LEASE)

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Runs writes concurrently, and pauses after one that the directory has not accepted.
+/// Runs writes concurrently, pausing after any that the directory does not accept.
 pub(super) struct Lane<F> {
     max: usize,
     in_flight: FuturesUnordered<F>,

@@ -18,7 +18,7 @@ impl Heartbeat {
         is_settled && leases.get(self.owner.incarnation).is_some() && self.all_have_written(leases)
     }
 
-    /// Returns `true` if everything that the directory may have lost has been written again.
+    /// Returns `true` if everything the directory may have lost has been rewritten.
     ///
     /// The owner named in a record is then the latest one, as far as this instance knows. Returns `false` if the directory does not answer.
     pub(crate) async fn is_up_to_date(&self) -> bool {
@@ -35,7 +35,7 @@ impl Heartbeat {
 
     /// Returns `true` if answers to this instance's calls are late, or may yet turn out to be.
     ///
-    /// They may while there are sessions that this instance must close, because their calls may still be running.
+    /// This is possible while there are sessions this instance must close, because their calls may still be running.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.has_late_answers()
     }

@@ -11,8 +11,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The longest stall that may remain unreported: two check intervals.
 ///
-/// During a stall, clients may be waiting with requests that go unread. A longer stall is recorded, and owners allow for a shorter one
-/// before they rely on a heartbeat.
+/// During a stall, clients may be waiting with unread requests. A longer stall is recorded, and owners allow for a shorter one before they
+/// rely on a heartbeat.
 pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);
 
 /// Counts clients as turned away after each stall of this process, forever.

@@ -49,7 +49,7 @@ impl Instance {
         }
     }
 
-    /// Starts an instance with sessions that have these ids and have already been written.
+    /// Starts an instance with already written sessions that have these ids.
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
@@ -83,7 +83,7 @@ impl Instance {
         self.link.look_up(session).await.unwrap()
     }
 
-    /// Returns `true` if the instance would answer 404.
+    /// Returns `true` if the instance would respond with 404.
     async fn would_deny(&self, session: SessionHash) -> bool {
         let snapshot = self.look_up(session).await;
         snapshot.record.is_none() && self.heartbeat.proves_absence(&snapshot.leases)
@@ -227,7 +227,7 @@ async fn a_session_that_is_deleted_while_the_directory_is_down_is_removed_later(
     assert_eq!(stored_owner(&memory, "a").await, None);
 }
 
-/// Checks that after `event` all sessions are written before the consistency returns.
+/// Checks that after `event` all sessions are written before the directory is consistent again.
 async fn assert_all_is_written_before_consistency(
     event: impl AsyncFnOnce(&MemoryDirectory, &Faulty),
 ) {
@@ -418,7 +418,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     assert!(first.sessions.is_local(wanted) && first.relinquished_sessions.try_recv().is_err());
 }
 
-/// The directory lost the record while the owner was stalled. The owner then writes it again as it was.
+/// The directory lost the record while the owner was stalled. The owner then rewrites it unchanged.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     let memory = MemoryDirectory::default();
@@ -438,7 +438,7 @@ async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     assert!(first.sessions.is_local(wanted) && first.relinquished_sessions.try_recv().is_err());
 }
 
-/// The instance that claimed the session after the snapshot has not written it again yet.
+/// The instance that claimed the session after the snapshot has yet to rewrite it.
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() {
     let memory = MemoryDirectory::default();
@@ -542,7 +542,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
 }
 
 /// Two instances were suspended, the first one for longer. The second had claimed the session, but the directory has lost that claim, and
-/// the first writes the session again before the second does.
+/// the first rewrites the session before the second does.
 #[tokio::test(start_paused = true)]
 async fn an_owner_whose_record_is_replaced_relinquishes_its_session_with_its_next_heartbeat() {
     let memory = MemoryDirectory::default();

@@ -155,7 +155,7 @@ fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
     let not_consistent = Action::Refuse(Refusal::Inconsistent);
     let session_moved = Action::Refuse(Refusal::SessionMoved);
     let rows = [
-        // claimed, is_consistent, is_whole
+        // claimed, is_consistent, is_intact
         (Claimed::Won, true, true, Action::Reclaim),
         (Claimed::Won, false, true, Action::Reclaim),
         (Claimed::Won, true, false, session_moved),
@@ -176,9 +176,9 @@ fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
         (Claimed::NoAnswer, true, true, not_consistent),
         (Claimed::NoAnswer, false, true, not_consistent),
     ];
-    for (claimed, is_consistent, is_whole, action) in rows {
-        let decided = plan(true).on_claim(claimed, is_consistent, is_whole);
-        assert_eq!(decided, action, "{claimed:?} {is_consistent} {is_whole}");
+    for (claimed, is_consistent, is_intact, action) in rows {
+        let decided = plan(true).on_claim(claimed, is_consistent, is_intact);
+        assert_eq!(decided, action, "{claimed:?} {is_consistent} {is_intact}");
     }
 }
 
@@ -282,7 +282,7 @@ fn run(replies: &Replies) -> Vec<Option<Action>> {
     let mut plan = RoutingPlan::new(incarnation(1), replies.is_call);
     let mut failures = replies.failures.iter();
     let mut actions = vec![Some(replies.incoming.action())];
-    let mut is_whole = true;
+    let mut is_intact = true;
     while let Some(Some(action)) = actions.last().copied() {
         assert!(actions.len() < 16, "the plan does not end: {actions:?}");
         let next = match action {
@@ -301,12 +301,12 @@ fn run(replies: &Replies) -> Vec<Option<Action>> {
                         true
                     }
                 };
-                is_whole &= !(is_sent && replies.is_long);
+                is_intact &= !(is_sent && replies.is_long);
                 plan.on_relay_failure(owner, failure)
             }),
             Action::CheckLease(owner) => Some(plan.on_lease(owner, replies.lease)),
             Action::Claim(..) => {
-                Some(plan.on_claim(replies.claimed, replies.is_consistent[1], is_whole))
+                Some(plan.on_claim(replies.claimed, replies.is_consistent[1], is_intact))
             }
         };
         actions.push(next);

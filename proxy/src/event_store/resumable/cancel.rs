@@ -23,8 +23,8 @@ where
 {
     /// Sends the layer's cancellation for a call, with the call's credentials.
     ///
-    /// The server may refuse these, for example because a token has expired during the call. The cancellation is then sent once
-    /// more, with the latest credentials that the server has accepted in the session, provided that they are different.
+    /// The server may refuse these, for example because a token has expired during the call. The cancellation is then resent
+    /// once, with the latest credentials accepted in the session, provided that these are different.
     pub(super) async fn cancel(
         &mut self,
         stream: &Stream,
@@ -65,7 +65,7 @@ where
 
 /// Replaces the request id in a cancellation with the id as the client wrote it.
 ///
-/// This matters to servers that distinguish `1` from `1.0`. If the id is already the same, the cancellation is not changed.
+/// This matters to servers that distinguish `1` from `1.0`. If the id is already the same, the cancellation is left unchanged.
 fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
     let Some(body) = message.with_request_id(request.body(), id) else {
         return request;

@@ -1,4 +1,4 @@
-//! Passes an event to the reader directly if there is no room for it in the ring.
+//! Passes an event directly to the reader if there is no room for it in the ring.
 
 use bytes::Bytes;
 
@@ -69,7 +69,7 @@ impl Ring {
         lines.into()
     }
 
-    /// Appends the error for a reader that has missed a bypassing event.
+    /// Appends the error for a reader that missed a bypassing event.
     ///
     /// Does nothing if the ring has not ended yet, or if it still holds the answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {

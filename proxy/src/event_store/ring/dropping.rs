@@ -6,7 +6,7 @@ use crate::event_store::event::Weight;
 // === impl Ring ===
 
 impl Ring {
-    /// Returns `true` if the ring is below both of its limits, so that it may take another event.
+    /// Returns `true` if the ring is below both of its limits, and so can take another event.
     pub(super) fn is_below_limits(&self) -> bool {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
@@ -24,8 +24,8 @@ impl Ring {
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Requests are kept longer than notifications, because a server does not repeat a request that was lost along with the
-    /// client's connection. Returns `false` if no reader is attached, or if it has taken none of the events that are still in the ring.
+    /// Requests are kept longer than notifications, because a server does not repeat a request lost along with the client's
+    /// connection. Returns `false` if no reader is attached, or if it has taken none of the events still in the ring.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let position = self.reader.as_ref().map_or(0, |reader| reader.position);
         let taken = self.events.partition_point(|entry| entry.seq < position);

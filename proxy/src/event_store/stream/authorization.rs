@@ -44,7 +44,7 @@ impl Stream {
 
     /// Records that the server has refused these credentials, and waits until it accepts some.
     ///
-    /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
+    /// Ends the response the client is reading, so that the client resumes. Returns `true` once the server has accepted
     /// credentials again, even if they are the same, or immediately if `refused` is `None` or no longer the latest. If the
     /// client can't resume because it has no event id, returns `false` immediately.
     ///

@@ -1,4 +1,4 @@
-//! Sends an event to the client directly when there is no room for it in the ring.
+//! Sends an event directly to the client when there is no room for it in the ring.
 
 use bytes::Bytes;
 
@@ -56,7 +56,7 @@ impl Stream {
         self.fail(NO_ROOM)
     }
 
-    /// Sends a whole event past the ring. Fails unless the attached client takes all of it.
+    /// Sends an entire event past the ring, failing unless the attached client takes all of it.
     pub(super) async fn push_bypassing(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_bypass().await;

@@ -34,7 +34,7 @@ impl Stream {
     /// Reports to the layer that the answer is lost, so that it cancels the call.
     ///
     /// Does nothing if the call has been cancelled already, or if its client is ending it. Do this before sending the client an
-    /// error, because the layer would take the error for the answer.
+    /// error, because the layer would mistake the error for the answer.
     pub(in crate::event_store) fn lose_answer(&self) {
         if self.0.pending_ends.load(Ordering::Relaxed) > 0 {
             return;
@@ -54,8 +54,8 @@ impl Stream {
 
     /// Marks a client's request to end the call as pending until the returned guard is dropped.
     ///
-    /// Such a request is either the client's own cancellation or a DELETE. Many servers close the call's stream before they
-    /// answer one. So if the stream ends in the meantime, that does not mean that the answer is lost.
+    /// The request is either the client's own cancellation or a DELETE. Many servers close the call's stream before they
+    /// respond to it, so a stream that ends in the meantime does not mean that the answer is lost.
     pub(in crate::event_store) fn begin_end(&self) -> PendingEndGuard {
         self.0.pending_ends.fetch_add(1, Ordering::Relaxed);
         PendingEndGuard(self.clone())
@@ -81,7 +81,7 @@ impl Stream {
         }
     }
 
-    /// Ends the stream. Its events are kept for a client that resumes.
+    /// Ends the stream, retaining its events for a client that resumes.
     pub fn end(&self) {
         self.finish(None);
     }

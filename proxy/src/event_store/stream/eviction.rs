@@ -22,7 +22,7 @@ const SESSION_ENDED: &str = "the session was deleted";
 // === impl Stream ===
 
 impl Stream {
-    /// Removes the stream at once.
+    /// Removes the stream immediately.
     pub(in crate::event_store) fn evict(&self) {
         if let Some(index) = self.0.index.upgrade() {
             index.evict(self.0.number);
@@ -61,8 +61,8 @@ impl Stream {
 
     /// Removes the stream, or postpones its expiry.
     ///
-    /// The stream is kept for another retention period if a client still has events to read, or if the server is checking a
-    /// client. If the last client stopped reading before it had everything, the retention period starts when it stopped.
+    /// The stream is retained for another retention period if a client still has events to read, or if the server is checking a
+    /// client. If the last client stopped reading before it had everything, the retention period starts at that point.
     fn expire(&self) {
         let now = Instant::now();
         let postponed = {
@@ -83,12 +83,12 @@ impl Stream {
         }
     }
 
-    /// Returns an empty reservation for an event that is about to be read.
+    /// Returns an empty reservation for an event about to be read.
     pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
         self.0.index.upgrade().map(|index| index.reservation())
     }
 
-    /// Grows the reservation of an event that is being read. Returns `false` if there is no room.
+    /// Grows the reservation of an event being read. Returns `false` if there is no room.
     ///
     /// To make room, this drops the stream's own droppable events, and then evicts other streams.
     pub(in crate::event_store) fn grow_reservation(
@@ -104,7 +104,7 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream. Failing that, makes room across all sessions, if it is their shared budget that is exhausted.
+    /// Evicts another stream. Failing that, makes room across all sessions, if their shared budget is the exhausted one.
     ///
     /// Only streams that have been read in full, or whose call was cancelled, can be evicted, and only while they are not being
     /// read again. Returns `false` if nothing was freed.
@@ -113,7 +113,7 @@ impl Stream {
         index.is_some_and(|index| index.evict_for(exhausted))
     }
 
-    /// Registers the stream as one that has ended and expires at `until`.
+    /// Registers the stream as ended, to expire at `until`.
     ///
     /// Also starts the task that removes expired streams, unless called outside a Tokio runtime.
     pub(super) fn expire_at(&self, until: Instant) {
@@ -155,7 +155,7 @@ impl Stream {
         });
     }
 
-    /// Releases what a closed stream was holding, and wakes its tasks. The caller must not hold the state's lock.
+    /// Releases a closed stream's resources, and wakes its tasks. The caller must not hold the state's lock.
     fn release(
         &self,
         reader: Option<Waker>,

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Stream;
 
-/// During a shutdown, how much longer than its reconnect delay a client has to resume.
+/// How long a shutdown waits for a client to resume, beyond the client's reconnect delay.
 const RESUME_MARGIN: Duration = Duration::from_secs(1);
 
 // === impl Stream ===

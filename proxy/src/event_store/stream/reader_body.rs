@@ -19,7 +19,7 @@ use crate::event_store::ring::{ReaderId, Start, Taken};
 struct ReaderBody {
     stream: Stream,
     id: ReaderId,
-    /// Sent ahead of all other events.
+    /// Sent before any other event.
     position_event: Option<Bytes>,
 }
 

@@ -1,4 +1,4 @@
-//! Parses the body of a response with which a server refuses a call.
+//! Parses the body of a response that refuses a call.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

@@ -319,7 +319,7 @@ async fn a_malformed_record_is_an_error_and_does_not_delay_other_sessions() {
         .await;
     let error = directory.look_up(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds a value that no instance wrote: mcp:s:{} is not a session record",
+        "the directory contains a value not written by any instance: mcp:s:{} is not a session record",
         text.session
     );
     assert_eq!(error.to_string(), expected);

@@ -1,4 +1,4 @@
-//! Checks the health against its definition, evaluated over the whole history.
+//! Checks the health against its definition, evaluated over the entire history.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl History {
-    /// Returns since when the directory is consistent by definition.
+    /// Returns when the directory became consistent, by definition.
     ///
     /// That is when everything was first written after both the last event that broke the consistency and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {

@@ -15,7 +15,7 @@ fn after(time: Duration) -> (DirectoryHealth, Instant) {
     (health, started + time)
 }
 
-/// Sends a heartbeat at `now` that is answered.
+/// Sends a heartbeat at `now`, which is answered.
 fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
     health.on_heartbeat_started(now);
     if !was_alive {
