@@ -74,7 +74,7 @@ pub struct DrainReport {
     ///
     /// A call that was cancelled in the meantime, whether by its client or for any other reason, is not counted.
     pub ended: usize,
-    /// Number of calls that the drain cancelled.
+    /// Number of calls cancelled by the drain.
     pub cancelled: usize,
 }
 
@@ -129,8 +129,7 @@ impl Calls {
 
     /// Returns the session's in-flight call with this JSON-RPC id.
     ///
-    /// Returns `None` if there is no such call, or if there are several because two servers behind the layer have issued the same session
-    /// id.
+    /// Returns `None` if there is none, or if there are several because two servers behind the layer have issued the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let call = self
             .registry
@@ -140,14 +139,15 @@ impl Calls {
 
     /// Cancels a call, attached or not. Returns `false` if the call has already ended or runs as a task.
     ///
-    /// The call's token fires, and if it is a session call, its server is notified. A client that is still connected gets the JSON-RPC
-    /// error -32800, or -32001 for [`TimedOut`](CancelReason::TimedOut). A call that runs as a task can only be ended by its client.
+    /// The call's token fires, and if it is a session call, its server is notified. If the client is still connected, it receives the
+    /// JSON-RPC error -32800, or -32001 for [`TimedOut`](CancelReason::TimedOut). A call that runs as a task can only be ended by its
+    /// client.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
     }
 
-    /// Cancels all of a session's calls except tasks, and returns how many it cancelled.
+    /// Cancels all of a session's calls except tasks, and returns how many were cancelled.
     ///
     /// Cancels none if two servers behind the layer have issued the same session id and both have calls in flight under it.
     ///
@@ -161,7 +161,7 @@ impl Calls {
         if self.registry.is_ambiguous(session) {
             return 0;
         }
-        let calls = self.registry.calls_of(session);
+        let calls = self.registry.calls_in(session);
         calls
             .filter(|(id, exchange)| exchange.cancel(*id, Cancel::now(reason)))
             .count()
@@ -194,10 +194,10 @@ impl Calls {
 
     /// Waits up to `limit` for all calls to end, then cancels the rest.
     ///
-    /// The drain also waits for answers that are still on their way to their clients, but not for subscriptions to end. Calls are cancelled
-    /// as [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. The drain then closes all of the layer's open event
-    /// streams, including standalone ones and subscriptions, and from then on closes any new one. A call that starts later is cancelled at
-    /// once, unless it runs as a task.
+    /// The drain also waits for answers still on their way to their clients, but not for subscriptions to end. Calls are cancelled as
+    /// [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. The drain then closes all of the layer's open event streams,
+    /// including standalone ones and subscriptions, and from then on closes any new one. Calls started later are cancelled at once, unless
+    /// they run as tasks.
     ///
     /// On its own, `axum::serve(…).with_graceful_shutdown(…)` never finishes while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new calls arrive while the old ones are ending. A drain cannot end a connection on
@@ -233,10 +233,10 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// A drain that is dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case
-    /// the cancellations are still delivered. Several drains can run at the same time. Once the first one has cancelled the remaining
-    /// calls, the others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a
-    /// cancellation while it was waiting.
+    /// A drain dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case the
+    /// cancellations are still delivered. Several drains can run concurrently. Once the first one has cancelled the remaining calls, the
+    /// others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a cancellation while
+    /// it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
@@ -312,7 +312,7 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// Returns `true` if there is no call left to wait for. Subscriptions are ignored, because they never end on their own.
+/// Returns `true` if there are no calls left to wait for. Subscriptions are ignored, because they never end on their own.
 fn is_drained(registry: &Registry) -> bool {
     let mut remaining = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);

@@ -1,4 +1,4 @@
-//! The interface for injecting a cancellation into a server.
+//! The interface for injecting cancellations into a server.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -6,13 +6,13 @@ use http::StatusCode;
 
 use crate::call::{CallInfo, CancelReason, Scope};
 
-/// A cancellation that is on its way to the server.
+/// A cancellation on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// A guard for a cancellation that may follow. While it exists, the call's session is not closed.
+/// A guard for a possible upcoming cancellation. While it exists, the call's session is not closed.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
-/// Injects a cancellation into the server that is running a call.
+/// Injects a cancellation into the server running a call.
 pub(crate) trait Canceller: Send + Sync {
     /// Returns the scope within which this server's session ids are unique.
     fn scope(&self) -> Scope;
@@ -39,7 +39,7 @@ pub(crate) trait Canceller: Send + Sync {
 
 /// The error for a cancellation that could not be delivered to the server.
 ///
-/// The call's [`CallToken`](crate::CallToken) has fired all the same.
+/// The call's [`CallToken`](crate::CallToken) has fired regardless.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
@@ -96,7 +96,9 @@ impl CancelError {
         }
     }
 
-    /// Returns `true` if a retry may succeed: the inner service failed, or answered with 429, 502, 503 or 504.
+    /// Returns `true` if a retry may succeed.
+    ///
+    /// This is the case if the inner service failed, or responded with 429, 502, 503 or 504.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self.0,
@@ -119,12 +121,14 @@ impl CancelError {
 impl fmt::Display for CancelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
-            Kind::Failed(cause) => write!(f, "the cancel could not be delivered: {cause}"),
+            Kind::Refused(status) => {
+                write!(f, "the service refused the cancellation with {status}")
+            }
+            Kind::Failed(cause) => write!(f, "the cancellation could not be delivered: {cause}"),
             Kind::ServiceFailed => f.write_str("the inner service failed"),
-            Kind::TimedOut => f.write_str("the service did not accept the cancel in time"),
+            Kind::TimedOut => f.write_str("the service did not accept the cancellation in time"),
             Kind::Undelivered => {
-                f.write_str("no runtime polled the cancel's delivery to completion")
+                f.write_str("no runtime polled the cancellation's delivery to completion")
             }
             Kind::Reused => f.write_str("another call has reused the request id"),
         }

@@ -12,7 +12,7 @@ use crate::call::{CallInfo, Detachment};
 /// use std::future::ready;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Confirmation, Orphan};
 ///
-/// /// Gives reports a second grace.
+/// /// Gives reports a second grace period.
 /// fn decide(orphan: &Orphan<'_>) -> Confirmation {
 ///     let grace = orphan.grace();
 ///     match orphan.call().tool() {

@@ -1,7 +1,7 @@
-//! Decides what a disconnect means for its call.
+//! Decides what a disconnect means for a call.
 //!
-//! [`Grace::Auto`] follows the table in [`manual::disconnect`](crate::manual::disconnect), which a test compares with this module. Its rows
-//! for tasks and subscriptions apply to every grace period. Otherwise:
+//! [`Grace::Auto`] follows the table in [`manual::disconnect`](crate::manual::disconnect), which a test checks against this module. Its
+//! rows for tasks and subscriptions apply to every grace period. Otherwise:
 //!
 //! - [`Grace::AutoAfter`] follows the table too, and only changes how long a call waits.
 //! - [`Grace::Immediate`] follows the table if the server has ended the stream, and otherwise cancels the call at once.
@@ -14,22 +14,22 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Cap on the `retry` that is multiplied by five for a default grace period. A server can send any value.
+/// Cap on the `retry` used for a default grace period, because a server can send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// Maximum allowance for the network on top of `retry`. A shorter `retry` is simply doubled.
+/// Maximum allowance for network delays on top of `retry`. A shorter `retry` is simply doubled.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known about a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
-    /// Whether the stream has had an event id, with which its client can ask for the rest.
+    /// Whether the stream has carried an event id, which its client can use to request the rest.
     pub(crate) replayable: bool,
-    /// The server's `retry`, which is how long the client waits before it resumes.
+    /// The server's `retry`: how long the client waits before resuming.
     pub(crate) retry: Option<Duration>,
     /// Whether the server ended the stream.
     pub(crate) by_server: bool,
-    /// Whether the stream's events are in a store that other servers may share.
+    /// Whether the stream's events are in a store that may be shared with other servers.
     pub(crate) stored: bool,
 }
 

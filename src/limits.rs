@@ -1,12 +1,12 @@
 //! Limits on tracked calls and retained answers.
 //!
-//! The limits for a single session are far below those for all sessions, so a session reaches its own first.
+//! The limits for a single session are far below those across all sessions, so a session hits its own limit first.
 
 /// Limits on how many calls a layer tracks, and on how many bytes of answers it retains.
 ///
 /// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is evicted to
-/// make room for it. Every such call is reported as [`Event::Untracked`](crate::Event::Untracked), and a warning is logged at most once a
-/// minute per limit. [The manual](crate::manual::defaults) explains the numbers.
+/// make room for it. Each of these calls is reported as [`Event::Untracked`](crate::Event::Untracked), and a warning is logged at most once
+/// a minute per limit. [The manual](crate::manual::defaults) explains the numbers.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits, observe::Limit};
@@ -43,9 +43,9 @@ pub struct Limits {
 pub enum Limit {
     /// Too many calls are in flight, so the call was never tracked.
     Calls,
-    /// Too many calls are detached, so the call is no longer tracked. It has ended as unknown.
+    /// Too many calls are detached, so the call is no longer tracked. It is recorded with an unknown outcome.
     Detached,
-    /// Too many calls of one session are detached, so the call is no longer tracked. It has ended as unknown.
+    /// Too many of the session's calls are detached, so the call is no longer tracked. It is recorded with an unknown outcome.
     DetachedPerSession,
 }
 
@@ -75,15 +75,15 @@ impl Limits {
     /// Sets how many bytes of answers may be retained (16 MiB by default).
     ///
     /// Each answer is counted as half a KiB, plus a quarter of a KiB per content block, plus its text and the JSON size of everything else.
-    /// A session's first retained answer is counted as 0.8 KiB more.
+    /// A session's first retained answer costs an extra 0.8 KiB.
     ///
-    /// A quarter of the space is reserved for answers that were sent while their client was connected, and the rest for answers that a
-    /// client may still resume for. In each part, no session may have more bytes than are still free for all the others.
+    /// A quarter of the space is reserved for answers sent while their client was connected, and the rest for answers whose client may
+    /// still resume. In each part, no session may take up more bytes than are still free for all the others.
     ///
     /// If a new answer exceeds the remaining space or its session's limit, older answers from the same session are evicted, starting with
     /// those whose client was connected. If that is not enough, the new answer is not retained.
     /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports every answer that is evicted or not retained although its client may
-    /// still resume for it.
+    /// still resume.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// The shortest grace period that [`Grace::Auto`] gives a call that its client can resume.
+/// The shortest grace period that [`Grace::Auto`] grants a resumable call.
 ///
-/// Long enough for two attempts to resume, which is how many the TypeScript SDK and the Python SDK 1.x make. Each attempt starts after the
+/// Long enough for two resume attempts, which is how many the TypeScript SDK and the Python SDK 1.x make. Each attempt starts after the
 /// server's `retry` (3 s with rmcp), and over a dead network it takes up to 10 s.
 ///
 /// ```
@@ -19,11 +19,11 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call keeps running after its client has disconnected.
 ///
-/// Whatever the grace period, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
+/// Regardless of the grace period, a disconnect cancels `subscriptions/listen` at once, and never cancels a call that runs as a task.
 ///
-/// The grace period only governs what the *layer* does. rmcp 3 fires a stateless call's `RequestContext::ct` as soon as the call's stream is
-/// dropped, unless the call's events are stored. `AbortOnCancel` ignores that for [`Grace::Never`] and exempt calls, but a handler that
-/// watches `ct` stops. Such a handler should watch its [`CallToken`](crate::CallToken) instead.
+/// The grace period only governs what the *layer* does. rmcp 3 fires a stateless call's `RequestContext::ct` as soon as the call's stream
+/// is dropped, unless the call's events are stored. `AbortOnCancel` ignores that for [`Grace::Never`] and exempt calls, but a handler that
+/// watches `ct` stops, and should watch its [`CallToken`](crate::CallToken) instead.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,14 +46,14 @@ pub enum Grace {
     /// The call is cancelled as soon as its client disconnects, which breaks clients that resume. If it was the *server* that ended the
     /// stream, the call is still treated as with `Auto`, because the server has asked the client to resume.
     Immediate,
-    /// Like `Auto`, but this is how long a call waits for its client to resume.
+    /// Like `Auto`, but a call waits this long for its client to resume.
     ///
     /// If the server has sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
     AutoAfter(Duration),
     /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
-    /// If the client can resume, the minimum given for `AutoAfter` applies here too. Do not use this for calls without a session whose
-    /// events are stored: the layer cannot see their clients resume from the store.
+    /// If the client can resume, the minimum described under `AutoAfter` applies here too. Do not use this for calls without a session
+    /// whose events are stored: the layer cannot see their clients resume from the store.
     After(Duration),
     /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancellation still does.
     ///
@@ -63,8 +63,8 @@ pub enum Grace {
 
 /// The rules for one call, where they differ from the layer's.
 ///
-/// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses a policy when the layer learns of a call. Anything that
-/// the policy does not set is taken from the layer.
+/// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses a policy when the layer learns of a call. Anything the
+/// policy does not set is inherited from the layer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -100,7 +100,7 @@ pub(crate) struct EffectivePolicy {
 // === impl Policy ===
 
 impl Policy {
-    /// Creates a policy that sets nothing, so the layer's options apply.
+    /// Creates a policy that sets nothing, so that the layer's options apply.
     pub fn new() -> Self {
         Self::default()
     }
@@ -125,14 +125,14 @@ impl Policy {
         self
     }
 
-    /// Cancels the call if its client sends the same call again while this one is detached.
+    /// Cancels the call if its client resends the same call while this one is detached.
     ///
     /// Two calls are the same if they have the same session, method and parameters, apart from `_meta`. An
-    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is never superseded, and neither is a call while a resume of it is pending. If
-    /// the client reuses the JSON-RPC id when it sends the call again, the older call is untracked instead.
+    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is never superseded, and neither is a call with a pending resume. If the
+    /// client reuses the JSON-RPC id when resending the call, the older call is untracked instead.
     ///
-    /// Both calls need this policy: a call without it neither supersedes another call nor is superseded. The layer has no such option.
-    /// Without [`CancellableSessionManager`](crate::CancellableSessionManager), this has no effect.
+    /// Both calls need this policy: a call without it neither supersedes another call nor is superseded. There is no layer-wide option for
+    /// this. Without [`CancellableSessionManager`](crate::CancellableSessionManager), this has no effect.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

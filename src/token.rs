@@ -17,7 +17,7 @@ mod gateway;
 /// A token that fires when its call is cancelled, and never after the call has completed.
 ///
 /// The layer puts a token into the extensions of every request, whether or not it is an MCP request, and of every cancellation that it
-/// replays. On a route without MCP, the token fires if the client disconnects before it has received the whole response.
+/// replays. On a route without MCP, the token fires if the client disconnects before it has received the complete response.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, routing::get};
@@ -53,7 +53,7 @@ mod gateway;
 /// # In handlers of older versions of rmcp
 ///
 /// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token is in the HTTP
-/// request head, which rmcp copies into the context. Without sessions, it is the only sign of a disconnect that these handlers get, because
+/// request head, which rmcp copies into the context. Without sessions, it is the only sign of a disconnect these handlers get, because
 /// their `RequestContext::ct` never fires.
 ///
 /// ```
@@ -104,7 +104,7 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever happens first.
     ///
-    /// On a cancellation, the future is polled one last time, so that no result is lost: if it is ready, its output is returned. Otherwise
+    /// On cancellation, the future is polled one last time, so that no result is lost: if it is ready, its output is returned. Otherwise
     /// the future is dropped, and then the reason is returned.
     ///
     /// Dropping the future drops everything it owns. Whether that also stops work outside the future depends on the kind of work:
@@ -115,7 +115,7 @@ impl CallToken {
     /// | child process (`tokio::process`) | kills the process if `kill_on_drop` is set, but not its children | `child_process` |
     /// | SQLite query (`sqlx`) | does not stop the query, which needs a progress handler that checks the token | `sqlx` |
     /// | PostgreSQL query (`sqlx`) | does not stop the query, unless its connection is closed and the server has `client_connection_check_interval` set | `sqlx` |
-    /// | spawned task, blocking code | does not stop it: give it a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
+    /// | spawned task, blocking code | does not stop it: pass it a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
     ///
     /// The examples are in the crate's `examples/` folder.
     ///
@@ -197,12 +197,12 @@ impl CallToken {
     /// call has already been cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running, along
     /// with everything it owns.
     ///
-    /// It runs in a task on the runtime on which the call was cancelled. If that runtime stalls or shuts down before the clean-up has
-    /// started, another runtime that serves requests runs it instead.
+    /// It runs in a task on the runtime where the call was cancelled. If that runtime stalls or shuts down before the clean-up has started,
+    /// another runtime that serves requests runs it instead.
     ///
     /// A call can have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect the others.
-    /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not hold its own
-    /// call's `CallToken`, because the two would keep each other alive if the end of the call is never observed.
+    /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not hold on to its
+    /// own call's `CallToken`, because the two would keep each other alive if the end of the call were never observed.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -323,9 +323,9 @@ mod extract {
 
     use super::CallToken;
 
-    /// The rejection for a handler that takes a [`CallToken`], on a route without the layer.
+    /// The rejection for a handler taking a [`CallToken`] on a route without the layer.
     ///
-    /// It is rendered as a response with status 500. A handler that takes an `Option<CallToken>` also serves such routes.
+    /// It is rendered as a response with status 500. A handler taking an `Option<CallToken>` works on these routes too.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -58,7 +58,7 @@ pub enum DetachCause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Detachment {
     cause: DetachCause,
-    since: Instant,
+    detached_at: Instant,
 }
 
 // === impl DetachCause ===
@@ -110,8 +110,8 @@ impl fmt::Display for DetachCause {
 // === impl Detachment ===
 
 impl Detachment {
-    pub(crate) fn new(cause: DetachCause, since: Instant) -> Self {
-        Self { cause, since }
+    pub(crate) fn new(cause: DetachCause, detached_at: Instant) -> Self {
+        Self { cause, detached_at }
     }
 
     /// Returns why the call was detached.
@@ -123,10 +123,10 @@ impl Detachment {
     ///
     /// The time keeps growing even after a resume, so read it while the event is being reported.
     pub fn lasted(&self) -> Duration {
-        self.since.elapsed()
+        self.detached_at.elapsed()
     }
 
-    pub(crate) fn since(&self) -> Instant {
-        self.since
+    pub(crate) fn detached_at(&self) -> Instant {
+        self.detached_at
     }
 }

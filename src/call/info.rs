@@ -1,4 +1,4 @@
-//! What is known about a call.
+//! What the layer knows about a call.
 
 use std::{
     borrow::Cow,
@@ -18,7 +18,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 
 /// A call's description, as seen by observers, policies and snapshots.
 ///
-/// `Debug` omits the session id, because a client that knows it can act for the session.
+/// `Debug` omits the session id, because any client that knows it can act on behalf of the session.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -64,14 +64,14 @@ pub struct CallInfo {
     typed: OnceLock<Box<TypedMeta>>,
 }
 
-/// Properties that the layer's options add to a call.
+/// Properties added to a call by the layer's options.
 #[derive(Clone, Default)]
 struct Custom {
     policy: EffectivePolicy,
     extensions: Option<Arc<Extensions>>,
 }
 
-/// Properties that few calls have and only a session manager knows.
+/// Properties that few calls have and that only a session manager knows.
 #[derive(Clone, Default)]
 struct TypedMeta {
     progress_token: Option<RequestId>,
@@ -135,7 +135,7 @@ impl CallInfo {
     /// Merges in the properties that can only be read from the call's typed message. Only the first merge has an effect.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
-        // Set them even if there are none, because that is how `is_task` knows that a session manager has bound the call.
+        // Set them even if there are none, because `is_task` relies on this to know that a session manager has bound the call.
         if self.is_task || typed.is_some() {
             let _ = self.typed.set(typed.unwrap_or_default());
         }
@@ -208,12 +208,12 @@ impl CallInfo {
         self.id
     }
 
-    /// Returns how long the layer has known of the call. In [`Event::Ended`](crate::Event::Ended), this is the call's duration.
+    /// Returns how long the layer has known about the call. In [`Event::Ended`](crate::Event::Ended), this is the call's duration.
     pub fn age(&self) -> Duration {
         self.started_at.elapsed()
     }
 
-    /// Returns the JSON-RPC id that the client gave the call. It is only unique within its session.
+    /// Returns the JSON-RPC id chosen by the client. It is only unique within its session.
     pub fn request_id(&self) -> &RequestId {
         &self.request_id
     }
@@ -242,7 +242,7 @@ impl CallInfo {
         self.protocol_version.as_deref()
     }
 
-    /// Returns the value of type `T` that a [`call_extension`] has added to the call, if any.
+    /// Returns the value of type `T` added to the call by a [`call_extension`], if any.
     ///
     /// [`call_extension`]: crate::CancelOnDisconnectLayer::call_extension
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {

@@ -1,4 +1,4 @@
-//! A call's ids: its identity in this process, and the id that its client gave it.
+//! A call's ids: its identity in this process, and the id chosen by its client.
 
 use std::{
     fmt,
@@ -11,10 +11,10 @@ use std::{
 
 use http::{Extensions, Uri};
 
-/// The `id` of a JSON-RPC request, parsed as rmcp parses it.
+/// The `id` of a JSON-RPC request, parsed the way rmcp does.
 ///
-/// A number never equals a string: `1` is not `"1"` (JSON-RPC 2.0, section 4). A float whose value is an integer is read as that integer,
-/// so `1.0` is `1`.
+/// A number never equals a string: `1` is not `"1"` (JSON-RPC 2.0, section 4). An integer-valued float is read as that integer, so `1.0` is
+/// `1`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::RequestId;
@@ -34,10 +34,10 @@ pub enum RequestId {
     String(Arc<str>),
 }
 
-/// The identity of a call, unique in this process.
+/// A call's identity, unique within this process.
 ///
-/// JSON-RPC ids are not unique, because every stateless client counts its own from 1, so [`Calls`](crate::Calls) identifies a call by its
-/// `CallId` instead. It is a number, and can be parsed back from its text form:
+/// JSON-RPC ids are not unique, because every stateless client numbers its own requests from 1, so [`Calls`](crate::Calls) identifies a
+/// call by its `CallId` instead. It is a number, and can be parsed back from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -56,7 +56,7 @@ pub enum RequestId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(u64);
 
-/// The error for a string that is not a [`CallId`].
+/// The error returned when a string is not a valid [`CallId`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
@@ -130,7 +130,7 @@ impl fmt::Display for CallId {
 impl FromStr for CallId {
     type Err = ParseCallIdError;
 
-    /// Parses the number that [`Display`](fmt::Display) writes.
+    /// Parses the number written by [`Display`](fmt::Display).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse().map(Self).map_err(|_| ParseCallIdError(()))
     }
@@ -157,11 +157,11 @@ impl std::error::Error for ParseCallIdError {}
 impl Scope {
     /// Returns the scope of a request to a server without this crate's session manager.
     ///
-    /// The scope is the path that the client requested, together with the part of it that remains inside axum's nests.
+    /// The scope is the path requested by the client, along with the part of it that remains inside axum's nests.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
         match requested_path(extensions).filter(|requested| *requested != path) {
-            // The space is unambiguous, because no path contains one.
+            // The space is unambiguous, because paths never contain one.
             Some(requested) => Self::Path(format!("{requested} {path}").into()),
             None => Self::Path(path.into()),
         }
@@ -185,7 +185,7 @@ fn requested_path(extensions: &Extensions) -> Option<&str> {
     Some(uri.path())
 }
 
-/// Returns `None`: without the `axum` feature, the type of axum's extension is not available.
+/// Returns `None`, because axum's extension type requires the `axum` feature.
 #[cfg(not(feature = "axum"))]
 fn requested_path(_: &Extensions) -> Option<&str> {
     None

@@ -18,9 +18,9 @@ pub enum CancelReason {
     ClientDisconnected,
     /// The call was detached, and its client did not resume it within the grace period.
     Orphaned,
-    /// The client sent the same call again while this one was detached.
+    /// The client resent the same call while this one was detached.
     Superseded,
-    /// The call lasted longer than its policy allows.
+    /// The call lasted longer than its policy allowed.
     TimedOut,
     /// The server requested the cancellation, for example through [`Calls::cancel`](crate::Calls::cancel).
     Requested,
@@ -67,7 +67,7 @@ pub enum Outcome {
     ClientCancelled,
     /// The inner service failed or refused the request, for example with a status other than 2xx.
     Failed,
-    /// The layer stopped observing the call, without cancelling it.
+    /// The layer stopped observing the call without cancelling it.
     ///
     /// This happens, for example, if the call keeps running detached behind a layer without a session manager, or has exceeded a limit.
     /// Other possible causes are that its answer cannot be distinguished from other messages, or that its client has reused its id, which

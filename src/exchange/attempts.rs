@@ -1,4 +1,4 @@
-//! Requests that a middleware sends more than once.
+//! Handles requests that a middleware sends more than once.
 //!
 //! A middleware between the layer and the session manager can resend a request. Each attempt that the session manager accepts becomes a
 //! stream of the call, or a separate call if the first one has already ended. An attempt affects other calls only once it has been
@@ -28,7 +28,7 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records that another attempt to send an in-flight call's request is being dispatched.
+    /// Records that another attempt at sending an in-flight call's request is being dispatched.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
@@ -57,7 +57,7 @@ impl Exchange {
         }
     }
 
-    /// Binds another attempt to send the same request.
+    /// Binds another attempt at sending the same request.
     ///
     /// The attempt becomes another stream of the call, or a separate call if the first one has ended. Returns `None` if the attempt is
     /// not tracked.
@@ -65,7 +65,7 @@ impl Exchange {
     /// An attempt with a different request id or session means that the request consists of several messages, such as a batch that a
     /// middleware has split. They share one response, so none of them is cancelled, and the call ends with an unknown outcome.
     #[cold]
-    pub(super) fn bind_again(
+    pub(super) fn bind_attempt(
         self: &Arc<Self>,
         call: CallInfo,
         key: &Key,
@@ -197,7 +197,7 @@ impl Exchange {
         }
     }
 
-    /// Decides which call has the request id after a contested attempt.
+    /// Decides which call owns the request id after a contested attempt.
     ///
     /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
     #[cold]

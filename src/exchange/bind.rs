@@ -1,4 +1,6 @@
-//! What the session manager reports: the call in a typed message, and later what happens to its streams.
+//! Handles the session manager's reports about a call.
+//!
+//! The first report contains the call, in a typed message. The later ones are about its streams.
 
 use std::{
     mem,
@@ -20,7 +22,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks a call as being read by a background task, which can see the call end.
+/// Marks a call as being read by a background task, which can observe the call's end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -93,8 +95,8 @@ impl Exchange {
     /// call, and an older in-flight call with the same id keeps that id. The caller must then set whether the call
     /// [waits for a cancellation](Self::set_pending_cancel).
     ///
-    /// These are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit, and a
-    /// call that has already been answered.
+    /// The following are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit,
+    /// and a call that has already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -108,7 +110,7 @@ impl Exchange {
         call.set_extensions(self.extensions());
         let key = call.key(canceller.scope())?;
         if self.is_bound_by(&*canceller) {
-            return self.bind_again(call, &key, canceller, fingerprint);
+            return self.bind_attempt(call, &key, canceller, fingerprint);
         }
         if self.info().is_none() && !self.shared.registry.has_capacity() {
             self.skip_tracking(&call);
@@ -181,7 +183,7 @@ impl Exchange {
         }
     }
 
-    /// Binds a call that is already known from the request body.
+    /// Binds a call already known from the request body.
     ///
     /// This happens if the body was parsed before the session manager received the message. If the call has been cancelled in the
     /// meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if the message's request id or session
@@ -200,7 +202,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // From now on, a cancellation uses the key under which the server knows the call.
+        // From now on, a cancellation uses the key that the server knows the call by.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -255,7 +257,7 @@ impl Exchange {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
-    /// Records that the call has an open stream again, which will deliver the answer.
+    /// Records that the call once again has an open stream, which will deliver the answer.
     pub(crate) fn reopen_late_answer(&self) {
         let late_answer = &mut self.state().late_answer;
         if matches!(late_answer, LateAnswer::Closed) {

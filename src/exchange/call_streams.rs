@@ -8,7 +8,7 @@ use crate::registry::StreamHandle;
 
 #[derive(Default)]
 pub(super) struct CallStreams {
-    /// Nearly always the only stream, so it is stored without an allocation.
+    /// Nearly always the only stream, so it is stored inline.
     newest: Option<Weak<dyn StreamHandle>>,
     /// `Some` once two streams have been open at the same time, or once the error has been set.
     overflow: Option<Box<OverflowStreams>>,
@@ -56,7 +56,7 @@ impl CallStreams {
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
     }
 
-    /// Sets the error, and returns the streams on which the caller must send it.
+    /// Sets the error and returns the streams the caller must send it on.
     pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
         self.overflow.get_or_insert_default().error = Some(message);
         self.upgrade_all()

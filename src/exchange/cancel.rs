@@ -1,4 +1,4 @@
-//! Cancelling a call: the condition under which it is cancelled, and the sides that are notified.
+//! Cancels calls, and determines which sides are notified.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
@@ -33,7 +33,7 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// The state that a call must be in for a cancellation to end it.
+/// The state a call must be in for a cancellation to end it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.
@@ -115,7 +115,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation that was confirmed for this expiry of the call's grace period.
+    /// Creates a cancellation confirmed for this expiry of the call's grace period.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -123,7 +123,7 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancellation for a detached call whose client has sent it again.
+    /// Creates a cancellation for a detached call whose client has resent it.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -230,7 +230,7 @@ impl Exchange {
                 self.injection(id, cancel.reason, cancelled)
             }
             NotifiedSides::Neither => {
-                // The server may have received the cancellation before the call itself. If so, send it again after the call.
+                // The server may have received the cancellation before the call itself. If so, resend it after the call.
                 if cancel.reason == CancelReason::ClientCancelled {
                     self.defer_cancel(cancel.reason, cancelled);
                 }
@@ -323,7 +323,7 @@ impl Exchange {
 
     /// Defers a cancellation while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
-    /// All of this happens under one lock, because a session manager may bind the call concurrently.
+    /// All of this happens under a single lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,

@@ -1,4 +1,4 @@
-//! Classifying a request by its head.
+//! Classifies requests by their heads.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl Exchange {
         Self::from_parts(shared, session, revision, date, kind)
     }
 
-    /// Creates an exchange for a request that the layer itself sends.
+    /// Creates an exchange for a request sent by the layer itself.
     ///
     /// The exchange has already ended, so its token never fires.
     pub(crate) fn for_replay(shared: Arc<LayerShared>) -> Self {

@@ -1,4 +1,4 @@
-//! Consulting the layer's `confirm` callback, if it has one, before an orphan is cancelled.
+//! Consults the layer's `confirm` callback, if it has one, before an orphan is cancelled.
 //!
 //! 1. A pending confirmation does not change the call: its client can still resume it, and another cancellation can still end it. If
 //!    either happens, the decision is ignored ([`ExpiryToken`]).

@@ -1,4 +1,4 @@
-//! How a call ends if it is answered, fails or is untracked. For cancellations, see [`cancel`](super::cancel).
+//! Ends calls that are answered, fail or are untracked. For cancellations, see [`cancel`](super::cancel).
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome},
 };
 
-/// Minimum time for which an ended call is retained for its client.
+/// Minimum time an ended call is retained for its client.
 ///
-/// rmcp aims to keep a completed stream's events for the same time.
+/// rmcp aims to retain a completed stream's events for just as long.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 // === impl Exchange ===
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call that is untracked because of a limit. The call keeps running as it would without the layer.
+    /// Reports a call untracked because of a limit. The call keeps running as it would without the layer.
     #[cold]
     pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// Applies the end of a call that was not cancelled.
+    /// Applies the effects of a call ending without a cancellation.
     pub(super) fn apply_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.notify_changed();
         let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
@@ -151,13 +151,13 @@ impl Exchange {
         }
     }
 
-    /// Returns the time until which a call's outcome is retained, unless it is evicted before.
+    /// Returns when a call's outcome stops being retained, unless it is evicted sooner.
     ///
     /// An attached call is treated as if its client had just disconnected.
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {
-            // This is nearly always the case. No disconnect action has a longer resume window, so there is nothing to decide.
+            // The usual case: no disconnect action has a longer resume window than this, so there is nothing to decide.
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);

@@ -1,4 +1,4 @@
-//! What happens when a call's grace period or timeout expires, or when it is to be untracked.
+//! Handles calls whose grace period or timeout has expired, or which are to be untracked.
 
 use std::sync::Arc;
 

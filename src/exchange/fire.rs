@@ -1,4 +1,4 @@
-//! Firing an exchange's token, and spawning the clean-ups that run then.
+//! Fires an exchange's token and spawns its clean-ups.
 
 use tokio_util::sync::CancellationToken;
 
@@ -32,9 +32,9 @@ impl Exchange {
         self.add_hook(Hook::Fire(token));
     }
 
-    /// Returns the token if the call must keep running although its stream has been dropped, and nothing else has cancelled it.
+    /// Returns the token if the call must outlive its dropped stream and has not been cancelled.
     ///
-    /// This is only for calls without a session. The others are not tied to a stream.
+    /// This only applies to calls without a session, because session calls are not tied to a stream.
     pub(crate) fn outlives_stream(&self, request: &RequestId) -> Option<CancellationToken> {
         let call = self.call_with_request_id(request)?;
         let must_run = call.session().is_none() && call.policy().grace == Grace::Never;

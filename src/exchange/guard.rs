@@ -1,4 +1,4 @@
-//! The guards that report drops and panics to an exchange.
+//! Guards that report drops and panics to an exchange.
 
 use std::{fmt, sync::Arc};
 
@@ -55,7 +55,7 @@ impl Guard {
         self.tap.as_deref_mut()
     }
 
-    /// Reports that the client has received the whole response.
+    /// Reports that the client has received the complete response.
     pub(crate) fn complete(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.complete(self.tap.take());

@@ -1,4 +1,4 @@
-//! The session and the protocol revision that a request's headers specify.
+//! The session and protocol revision specified by a request's headers.
 
 use http::HeaderValue;
 
@@ -16,11 +16,11 @@ pub(super) enum SessionHeader {
     One(HeaderValue),
     /// Repeated, empty, or not accepted by `HeaderValue::to_str`.
     ///
-    /// The call's session cannot be determined from such a header.
+    /// The call's session cannot be determined from this kind of header.
     Ambiguous,
 }
 
-/// The kind of protocol revision that a request specifies, in its header or its body.
+/// The kind of protocol revision specified in a request's header or body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Revision {
     WithSessions,
@@ -63,9 +63,9 @@ impl SessionHeader {
     }
 }
 
-/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it.
+/// Returns `true` if the id is non-empty and accepted by `HeaderValue::to_str`.
 ///
-/// The loop over the bytes has no branches.
+/// The loop over the bytes is branch-free, because this runs on every request with a session header.
 fn is_readable(id: &[u8]) -> bool {
     let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
     !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))

@@ -1,4 +1,4 @@
-//! Delivering a cancellation to the server.
+//! Delivers cancellations to the server.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
 /// Without this limit, a session whose client is not reading could delay a cancellation indefinitely.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt to deliver a cancellation.
+/// Delays before the second and third attempts to deliver a cancellation.
 ///
 /// Often long enough for a server that is restarting or shedding load to recover, and short enough for all three attempts to fit in
 /// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// A cancellation that is being delivered. When dropped, it reports the error unless the delivery has succeeded.
+/// A cancellation being delivered. When dropped, it reports the error unless the delivery has succeeded.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -126,7 +126,7 @@ impl Exchange {
 
     /// Drops the canceller if it replays cancellations. Called when the exchange no longer needs it.
     ///
-    /// Such a canceller owns the request's head, its extensions and a clone of the inner service. It must not live as long as the
+    /// A replaying canceller owns the request's head, its extensions and a clone of the inner service. It must not live as long as the
     /// exchange, which a handler can keep alive forever by holding on to a `CallToken`.
     pub(super) fn release_canceller(&self) {
         let canceller = {

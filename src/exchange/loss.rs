@@ -1,4 +1,4 @@
-//! What happens to a call that has lost a stream. This is decided once, when the stream is lost.
+//! Decides what happens to a call that has lost a stream. The decision is made once, when the stream is lost.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -23,7 +23,7 @@ use crate::{
 impl Attachment {
     /// Reports that the stream has ended without the answer.
     ///
-    /// `is_empty_resume`: whether the stream was opened by a resume and carried no events.
+    /// `is_empty_resume` is `true` if the stream was opened by a resume and carried no events.
     pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
@@ -103,9 +103,9 @@ impl Exchange {
         }
     }
 
-    /// Called when a gateway between the layer and its server can no longer get the answer.
+    /// Called when a gateway between the layer and its server can no longer obtain the answer.
     ///
-    /// The gateway sends an error instead, so a client that resumes will not receive the answer either.
+    /// The gateway sends an error instead, so a resuming client will not receive the answer either.
     pub(crate) fn on_answer_lost(self: &Arc<Self>) {
         let Some(call) = self.info() else {
             return;

@@ -1,17 +1,17 @@
 //! One HTTP request and its response, as they pass through the layer.
 //!
-//! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to
-//! the exchange and report what they see, but only the exchange decides what that means for the request's call. A
-//! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token on to the session manager and the
+//! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to the
+//! exchange and report what they see, but only the exchange decides what that means for the request's call. A
+//! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token to the session manager and the
 //! handler.
 //!
-//! The modules in the first table hold the exchange's data. Of these, only `state` refers to [`Exchange`]. The modules in the second table
-//! make its decisions:
+//! The modules in the first table contain the exchange's data. Of these, only `state` refers to [`Exchange`]. The modules in the second
+//! table make its decisions:
 //!
-//! | module | what it holds |
+//! | module | what it contains |
 //! |---|---|
 //! | `state` | all of the exchange's fields |
-//! | `identity` | the session and the protocol revision that the request's headers specify |
+//! | `identity` | the session and protocol revision specified by the request's headers |
 //! | `request_body` | what is known about the request body |
 //! | `signal` | the cancellation token, and the hooks that run when it fires |
 //! | `call_streams` | the call's open streams, and the error sent on them |
@@ -20,7 +20,7 @@
 //! |---|---|
 //! | `classify` | what kind of request this is, judging by its head |
 //! | `start` | which call the request body contains |
-//! | `attempts` | what each attempt means for the call when a middleware sends the request more than once |
+//! | `attempts` | what each attempt means for the call if a middleware sends the request more than once |
 //! | `contest` | what happens to an in-flight call when a request over the limit has the same id |
 //! | `bind` | which call the session manager has received, and what its reports about the call's streams mean |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
@@ -28,7 +28,7 @@
 //! | `tap` | what the bytes of a stream mean for the call |
 //! | `loss` | what happens to a call that has lost a stream |
 //! | `end` | how a call ends when it is not cancelled |
-//! | `cancel` | under which condition a call is cancelled, and which sides are notified |
+//! | `cancel` | under which conditions a call is cancelled, and which sides are notified |
 //! | `expired` | what happens to a call when one of its deadlines expires |
 //! | `confirm` | whether an orphan may be cancelled, if the layer has a `confirm` callback |
 //! | `waiting` | how long a task waits for a call to be accepted or to end |

@@ -1,7 +1,7 @@
-//! Reporting events in the span in which the request was served.
+//! Reports events in the span the request was served in.
 //!
 //! Many of a call's events occur where no span is entered: in a destructor, or on the timer's task. The current span is therefore stored
-//! when the call becomes known, and stays open until the call has ended. If there is no subscriber that records spans, none is stored.
+//! when the call becomes known, and stays open until the call has ended. If no subscriber records spans, none is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -44,7 +44,7 @@ impl Exchange {
         span.flatten().unwrap_or_else(Span::none)
     }
 
-    /// Reports an event of the call, in the call's span.
+    /// Reports one of the call's events in the call's span.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.shared.report(event);
         if is_subscribed() {

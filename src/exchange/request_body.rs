@@ -1,4 +1,4 @@
-//! What the layer has found out about a request body that passes through it.
+//! What the layer knows about a request body passing through it.
 
 use crate::{
     call::{CallId, Key},

@@ -1,4 +1,4 @@
-//! What the head and the body of the response mean for the call.
+//! Decides what the response's head and body mean for the call.
 
 use std::{
     mem,
@@ -24,7 +24,7 @@ use crate::{
     sse,
 };
 
-/// The bit of `stream_meta` that is set once an event id may have been sent. The other bits hold the last `retry` in ms.
+/// The bit of `stream_meta` set once an event id may have been sent. The other bits hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
 /// What the response head means for the call.
@@ -98,7 +98,7 @@ impl Exchange {
             Head::Refusal { is_temporary } => {
                 self.state().record_head(&self.kind, head);
                 if is_temporary && let RequestKind::Resume(resume) = &self.kind {
-                    resume.renew_graces();
+                    resume.renew_grace_periods();
                 }
                 self.end_resume();
                 match self.info() {
@@ -216,7 +216,7 @@ impl Exchange {
         })
     }
 
-    /// Called when the client has received the whole response, which `tap` has read.
+    /// Called when the client has received the complete response, which `tap` has read.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.mark_ended(), tap) {
             (Some(_), Some(tap)) => tap.finish(DetachCause::EndedByServer),
@@ -270,7 +270,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response has been dropped before it ended. `tap` has read what was sent of it.
+    /// Called when the response has been dropped before it ended. `tap` has read the part already sent.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -280,7 +280,7 @@ impl Exchange {
 
     /// Handles the loss of the response.
     ///
-    /// `has_head`: whether an earlier exchange of the same request has recorded that the client has the response head.
+    /// `has_head` is `true` if an earlier exchange of the same request has recorded that the client has the response head.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -321,11 +321,11 @@ impl Exchange {
 
     /// Returns `true` if a disconnect fires the token of a request without a call.
     ///
-    /// This applies to requests that are not MCP and that no client can resume. A session header alone does not prove MCP, because a
-    /// client can send one on any route.
+    /// This applies to non-MCP requests that no client can resume. A session header alone does not make a request MCP, because a client can
+    /// send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            // By the time an MCP server answers a DELETE, it has handled it, so a DELETE's token cancels nothing.
+            // By the time an MCP server responds to a DELETE, it has already handled it, so a DELETE's token cancels nothing.
             RequestKind::Delete(_)
             | RequestKind::Listen {
                 accepts_events: false,
@@ -375,7 +375,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the server's last `retry`, which is how long the client waits before resuming.
+    /// Returns the server's last `retry`: how long the client waits before resuming.
     ///
     /// Returns `None` if the server has sent none, or zero.
     pub(crate) fn retry(&self) -> Option<Duration> {

@@ -1,9 +1,9 @@
-//! Resumes: GETs with `Last-Event-ID`, and what they mean for the calls they resume.
+//! Handles resumes: GETs with `Last-Event-ID`, which can resume a call's stream.
 //!
-//! While the inner service is handling such a GET, these calls' grace periods do not expire. However, a pending resume cannot extend a
-//! grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes the
-//! call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp answers 200 even to a
-//! resume that it refuses.
+//! While the inner service is handling a resume, the grace periods of the calls it may match do not expire. However, a pending resume
+//! cannot extend a grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream
+//! becomes the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp responds
+//! with 200 even to a resume it refuses.
 
 use std::{
     borrow::Cow,
@@ -52,7 +52,7 @@ impl Exchange {
 
     /// Lets a call keep running, because its client may have resumed it unobserved.
     ///
-    /// The call is not cancelled even if the loss of its current stream is detected later. Returns `false` if the call has ended.
+    /// The call is not cancelled even if the loss of its current stream is only detected later. Returns `false` if the call has ended.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -97,7 +97,7 @@ impl Resume {
     /// Starts a resume, which keeps its calls' grace periods from expiring.
     ///
     /// Returns `None` unless the headers specify exactly one event. The field may be repeated with the same value, because servers read
-    /// one of them.
+    /// only one of the copies.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -172,7 +172,7 @@ impl Resume {
 
     /// Records why the resumed stream is about to end.
     ///
-    /// A session manager's stream cannot find this out itself, because it is simply dropped.
+    /// A session manager's stream cannot determine this itself, because it is simply dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
         // A plain drop already means `Disconnected`.
         if cause != DetachCause::Disconnected
@@ -185,7 +185,7 @@ impl Resume {
 
     /// Restarts the calls' grace periods, because the client has been asked to retry later.
     #[cold]
-    pub(super) fn renew_graces(&self) {
+    pub(super) fn renew_grace_periods(&self) {
         let held_calls = lock(&self.held_calls).clone();
         for (id, exchange) in held_calls {
             exchange.with_session(|session| session.renew_grace(id, Instant::now()));

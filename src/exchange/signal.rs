@@ -1,6 +1,6 @@
 //! An exchange's token, and the hooks that run when it fires: linked tokens and clean-ups.
 //!
-//! 1. The token fires at most once, for a reason. First the reason is set, then the token fires, and then the hooks run.
+//! 1. The token fires at most once, and always for a reason: first the reason is set, then the token fires, then the hooks run.
 //! 2. A clean-up runs at most once, and only after a cancellation. It runs on its own task, never inside `Drop`. A panic in one clean-up
 //!    does not affect the others. Until a clean-up has started, it can be moved to another runtime.
 //! 3. If the call has already been cancelled, a new clean-up runs at once. If it has ended in any other way, a new clean-up never runs.
@@ -35,7 +35,7 @@ struct Pending {
     hooks: Hooks,
 }
 
-/// Something to do once, when the token fires.
+/// An action to run once, when the token fires.
 pub(super) enum Hook {
     Fire(CancellationToken),
     CleanUp(CleanUp),
@@ -49,7 +49,7 @@ pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Hooks {
     #[default]
     None,
-    /// Nearly always a handler's token, which is stored without an allocation.
+    /// Nearly always a handler's token, which is stored inline.
     One(Hook),
     Several(Vec<Hook>),
     /// The token can no longer fire, so a new hook never runs.

@@ -1,4 +1,4 @@
-//! Starting the call that a request body contains.
+//! Starts the call contained in a request body.
 
 use std::{
     mem,
@@ -87,7 +87,7 @@ impl Exchange {
         }
     }
 
-    /// Handles a body that cannot be parsed. It may carry a call, or not be JSON-RPC at all.
+    /// Handles an unparsable body, which may carry a call or not be JSON-RPC at all.
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
@@ -109,7 +109,7 @@ impl Exchange {
             .report(&Event::UnparsedBody { why: body.reason });
     }
 
-    /// Reports a body that the layer cannot parse, once no session manager will bind the call.
+    /// Reports an unparsable body, once no session manager will bind the call.
     ///
     /// If the inner service has `accepted` the request, an open exchange becomes [`Phase::Streaming`]. A body that was dropped before it
     /// ended is reported only in that case, because a service can refuse a request without reading its body.
@@ -246,7 +246,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the in-flight call, accepted or not, that a client's cancellation refers to.
+    /// Returns the in-flight call, accepted or not, targeted by a client's cancellation.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
@@ -262,8 +262,8 @@ impl Exchange {
         if &*request.method == "initialize" {
             return None;
         }
-        let in_body = request.protocol_version.as_deref();
-        let revision = in_body.map_or(self.revision, |version| {
+        let body_version = request.protocol_version.as_deref();
+        let revision = body_version.map_or(self.revision, |version| {
             self.revision
                 .merge(Revision::from_version(version.as_bytes()))
         });
@@ -278,7 +278,7 @@ impl Exchange {
         call.set_tool(request.tool);
         call.set_session(session);
         call.set_extensions(self.extensions());
-        call.set_protocol_version(in_body.or(self.protocol_version()));
+        call.set_protocol_version(body_version.or(self.protocol_version()));
         // Revision 2026-07-28 removed this parameter.
         call.set_task(request.task && revision != Revision::Stateless);
         call.set_cancelled_on_disconnect(revision == Revision::Stateless);

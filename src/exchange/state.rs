@@ -70,7 +70,7 @@ pub(crate) struct Exchange {
     pub(super) response_waker: AtomicWaker,
     /// Notified when the call is accepted or ends, or when its [`PendingCancel`] becomes known.
     ///
-    /// Created by the first task that waits for it.
+    /// Created by the first task to wait for it.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
@@ -81,11 +81,11 @@ pub(super) struct CallRef {
     pub(super) entry: Arc<SessionEntry<Exchange>>,
 }
 
-/// What a request can be, judging by its head.
+/// The kind of a request, judging by its head.
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancellation of one. A POST that is certainly not JSON is `Other`.
     ///
-    /// Holds the extensions for its calls, see [`CallInfo::extension`].
+    /// Contains the extensions for its calls, see [`CallInfo::extension`].
     Post(Option<Arc<Extensions>>),
     /// A GET with `Last-Event-ID`, for one of its session's streams.
     Resume(Box<Resume>),
@@ -96,7 +96,7 @@ pub(super) enum RequestKind {
     Listen {
         accepts_events: bool,
     },
-    /// A cancellation that the layer itself sends.
+    /// A cancellation sent by the layer itself.
     Replay,
     Other,
 }
@@ -133,7 +133,7 @@ pub(super) struct ExchangeState {
     pub(super) span: Option<Box<Span>>,
 }
 
-/// A message that only its session manager can read.
+/// A message readable only by its session manager.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
 /// Whether a stream can still deliver a call's answer.
@@ -141,10 +141,10 @@ pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 /// If the call's streams end early, only the session's transport sees the answer.
 #[derive(Default)]
 pub(super) enum LateAnswer {
-    /// As far as is known, a stream will deliver the answer.
+    /// A stream is expected to deliver the answer.
     #[default]
     Possible,
-    /// A copy of the answer that the transport has sent, stored until a stream delivers it.
+    /// A copy of the answer sent by the transport, stored until a stream delivers it.
     Received(OpaqueMessage),
     /// No stream will deliver the answer any more.
     Closed,
@@ -158,7 +158,7 @@ pub(crate) struct Attachment {
     pub(crate) generation: Generation,
 }
 
-/// How far a call has been dispatched to a session manager, which then observes its streams.
+/// A call's dispatch to a session manager, which then observes the call's streams.
 #[derive(Default)]
 pub(super) enum Dispatch {
     /// No session manager has bound the call.
@@ -184,13 +184,13 @@ pub(super) struct Attempts {
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call waits for the pending cancellation of an older call with its request id.
+/// Whether a call waits for the pending cancellation of an older call with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
     /// The call is not waiting, so the older call's cancellation would cancel this call instead.
     None = 0,
-    /// It is not known yet whether the call is waiting, although the call can already be found.
+    /// It is not yet known whether the call is waiting, although the call can already be found.
     Unknown = 1,
     Awaited = 2,
 }
@@ -203,7 +203,7 @@ pub(super) enum Phase {
     Streaming,
     /// The response body is the answer to the call, which no session manager tracks.
     Answering,
-    /// The whole response has been sent, or the inner service has returned an error.
+    /// The complete response has been sent, or the inner service has returned an error.
     Ended,
     /// The response was dropped before it ended.
     Dropped,
@@ -271,7 +271,7 @@ impl Exchange {
 
     /// Returns `true` if a cancellation may have to be replayed into the inner service.
     ///
-    /// That is the case if the request may carry a session call and no session manager has its session.
+    /// This is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
@@ -336,7 +336,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a background task is reading one of the call's streams, to see the call end.
+    /// Records that a background task is reading one of the call's streams to see the call end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

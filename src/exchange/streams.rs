@@ -1,11 +1,11 @@
 //! An exchange's open streams, and the error that notifies its client of a cancellation.
 //!
-//! The client receives this error when this server cancels the call. If the response head is not ready yet, the response future resolves
-//! to it. Otherwise it is sent on every open stream of the call, whether the stream is the POST's or a resume's. The inner service's body
-//! is dropped before the client reads the error, so a client that is not reading holds nothing up.
+//! The client receives this error when this server cancels the call. If the response head is not ready yet, the response future resolves to
+//! it. Otherwise it is sent on every open stream of the call, whether the stream is the POST's or a resume's. The inner service's body is
+//! dropped before the client reads the error, so a client that has stopped reading cannot hold anything up.
 //!
 //! This is also where streams are registered for a drain. A session manager sees the answer before the layer does, so a drain waits until
-//! the stream that carries the answer has ended ([`DeliveryGuard`]).
+//! the stream carrying the answer has ended ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -75,14 +75,14 @@ impl Exchange {
 
     /// Returns `true` if the call has ended.
     ///
-    /// Streams that are still open at that point must be registered, so that a drain can find them.
+    /// Streams still open at that point must be registered, so that a drain can find them.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
 
     /// Marks the call as ended. Returns `true` if older streams of the call are still open.
     ///
-    /// Those could stay open without receiving anything else, because the newest stream has the answer or has lost its client.
+    /// The older streams could stay open without receiving anything else, because the newest one has the answer or has lost its client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();

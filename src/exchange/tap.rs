@@ -1,8 +1,8 @@
-//! Reading a call's streams as bytes, if no session manager tracks the call.
+//! Reads a call's streams as bytes if no session manager tracks the call.
 //!
-//! Sometimes the layer cannot recognise that a message is the answer, because the body is encoded or the message is a batch. From then on,
-//! losing a stream does not cancel the call. Instead, when its last stream ends, for whatever reason, the call is recorded with an unknown
-//! outcome.
+//! Sometimes the layer cannot tell whether a message is the answer, because the body is encoded or the message is a batch. Once this has
+//! happened, losing a stream no longer cancels the call. Instead, when the call's last stream ends, for whatever reason, the call is
+//! recorded with an unknown outcome.
 
 use bytes::Bytes;
 
@@ -29,7 +29,7 @@ enum BodyFormat {
     Events(Reader),
     /// The answer itself, as JSON.
     Json,
-    /// A body that cannot be parsed.
+    /// An unparsable body.
     Opaque,
 }
 
@@ -40,7 +40,7 @@ impl Tap {
         Self::with_format(BodyFormat::Events(Reader::default()), attachment)
     }
 
-    /// Creates a tap for a stream that cannot be parsed. It may contain event ids and the answer.
+    /// Creates a tap for an unparsable stream. It may contain event ids and the answer.
     pub(super) fn opaque(attachment: Attachment) -> Self {
         let exchange = &attachment.exchange;
         exchange.record_stream_meta(true, None);
@@ -61,7 +61,7 @@ impl Tap {
         }
     }
 
-    /// Creates a tap for an answer that is passed on as an event.
+    /// Creates a tap for an answer passed on as an event.
     pub(crate) fn answer_as_event(attachment: Attachment) -> Self {
         Self {
             is_answer: true,
@@ -89,7 +89,7 @@ impl Tap {
             BodyFormat::Events(reader) => reader,
             BodyFormat::Json => {
                 if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
-                    // The answer can only be complete after a byte that closes an object or an array.
+                    // The answer can only be complete after a closing brace or bracket.
                     call.exchange
                         .set_maybe_answered(matches!(last, b'}' | b']'));
                 }
@@ -109,7 +109,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send back the white space around an id, because it would not be part of the header value.
+            // A client cannot send back the whitespace around an id, because it would not be part of the header value.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange
@@ -119,7 +119,7 @@ impl Tap {
                     emit_session_hint(call, id);
                 }
                 call.exchange.with_session(|session| {
-                    session.record_event_id(call.id, id, EventIdFormat::Any)
+                    session.record_event_id(call.id, id, EventIdFormat::Other)
                 });
             }
             match event.answers {

@@ -1,4 +1,4 @@
-//! Waiting for a call to be accepted or to end.
+//! Waits for calls to be accepted or to end.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ impl Exchange {
         .await;
     }
 
-    /// Waits until `is_met` returns `true`, checking again after each [`notify_changed`](Self::notify_changed).
+    /// Waits until `is_met` returns `true`, rechecking after each [`notify_changed`](Self::notify_changed).
     pub(super) async fn wait_until(&self, is_met: impl Fn() -> bool) {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
-    /// Wakes the tasks that are waiting for the call's state to change.
+    /// Wakes the tasks waiting for the call's state to change.
     ///
     /// Called when the call has been accepted or has ended, or when its [`PendingCancel`] has become known.
     pub(super) fn notify_changed(&self) {
@@ -39,12 +39,12 @@ impl Exchange {
         }
     }
 
-    /// Waits until a call has ended, for at most [`RACED_ANSWER_TIMEOUT`].
+    /// Waits up to [`RACED_ANSWER_TIMEOUT`] for a call to end.
     ///
     /// Called after a session manager has refused to resume the call. rmcp's own manager refuses once it has sent the answer, so the
     /// answer is already on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // Ignore a timeout, because the caller checks again either way.
+        // Ignore a timeout, because the caller rechecks either way.
         let _ = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;
     }
 

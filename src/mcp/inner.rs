@@ -173,7 +173,7 @@ impl<M> ManagerInner<M> {
         let Some(registry) = self.registry.get() else {
             return false;
         };
-        registry.calls_of(session).any(|(id, exchange)| {
+        registry.calls_in(session).any(|(id, exchange)| {
             let newer = exchange.call(id).filter(|_| id > call.id());
             newer.is_some_and(|newer| newer.progress_token() == call.progress_token())
         })
@@ -260,7 +260,7 @@ impl<M: SessionManager> ManagerInner<M> {
         if self.is_local_manager() {
             EventIdFormat::Rmcp
         } else {
-            EventIdFormat::Any
+            EventIdFormat::Other
         }
     }
 

@@ -311,7 +311,7 @@ impl BoundCall {
         exchange.record_stream_meta(true, event.retry);
         let number = match self.event_id_format {
             EventIdFormat::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
-            EventIdFormat::Any => None,
+            EventIdFormat::Other => None,
         };
         if number.is_none() || number != self.stream {
             let (call, format) = (self.attachment.id, self.event_id_format);

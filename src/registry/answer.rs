@@ -1,4 +1,4 @@
-//! Retained answers. The registry passes them on without reading them.
+//! Retained answers, which the registry passes on without reading them.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -6,20 +6,20 @@ use bytes::Bytes;
 
 use crate::call::RequestId;
 
-/// An answer that is retained for a client that resumes.
+/// An answer retained for a resuming client.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
-    /// Hash of the event id with which the answer was sent.
+    /// Hash of the event id the answer was sent with.
     pub(crate) event_id_hash: Option<u64>,
-    /// The server's `retry`, which is how long the client waits before it resumes.
+    /// The server's `retry`: how long the client waits before resuming.
     pub(crate) retry: Option<Duration>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum AnswerContent {
-    /// A tool's text, which is UTF-8.
+    /// A tool's text, in UTF-8.
     Text(RequestId, Bytes),
-    /// A message in a type that only the session manager knows.
+    /// A message whose type only the session manager knows.
     Message(Arc<dyn Any + Send + Sync>),
 }

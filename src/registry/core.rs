@@ -1,53 +1,52 @@
 //! The state machine for one session id's calls, in flight and retained.
 //!
 //! It has no clock, no lock and no task: `now` is always passed in, and instead of calling back, each function returns what its caller has
-//! to do. `T` is the caller's handle to a call, and `A` is an answer retained for a client that resumes. [`Totals`] counts across all
-//! sessions.
+//! to do. `T` is the caller's handle to a call, and `A` is an answer retained for a resuming client. [`Totals`] counts across all sessions.
 //!
 //! Nearly always, a session id refers to a single session. If several scopes have issued the same id, it refers to a different session in
-//! each. Calls without a session are tracked in session states too, but have no keys there.
+//! each. Calls without a session are tracked in session states too, but have no keys.
 //!
 //! # Invariants
 //!
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
 //!    Until then, the call cannot affect any other.
 //! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancellation may be injected into the server only if it cannot be
-//!    applied to another request: the call owns its id, or no other call in its session has that id. In either case, no untracked request
-//!    in progress may have the id ([`SessionState::contest`]).
+//!    applied to another request: either the call owns its id, or no other call in its session has that id. In addition, no untracked
+//!    request in progress may be using the id ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** While any resume of one of the call's streams is pending, the grace period does not expire until
-//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A resume that is refused or dropped does not affect the other pending ones.
+//! 5. **Pending resumes are counted.** While a resume of any of the call's streams is pending, the grace period does not expire until
+//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A refused or dropped resume does not affect the other pending ones.
 //! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
 //!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). None of these has an effect unless the expiry still holds by then. After a confirmation, the timer is
+//!    [`SessionState::postpone`]). None of these has any effect if the expiry no longer holds by then. After a confirmation, the timer is
 //!    checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended the grace period, the confirmation
-//!    is requested again. Resumes that bring no event renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but
-//!    they are only recognised if no session manager tracks the call. A resume that is turned away counts as one of them
+//!    is requested again. Resumes that deliver no events renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row,
+//!    but they are only recognised if no session manager tracks the call. A resume that is turned away counts towards this limit
 //!    ([`SessionState::renew_grace`]).
-//! 7. **Late wake-ups.** If a grace period is found expired late, the call is not cancelled at once, because the runtime has been stalled,
-//!    and resumes may be waiting in the accept queue. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late,
-//!    or if the call's own runtime is stalled and another one is handling it, the grace period is extended once, by at least
-//!    [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every
+//! 7. **Late wake-ups.** If a grace period is found to have expired late, the runtime has been stalled and resumes may be waiting in the
+//!    accept queue, so the call is not cancelled at once. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD)
+//!    late, or if the call's own runtime is stalled and another runtime is handling the call, the grace period is extended once, by at
+//!    least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is rechecked every
 //!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
-//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. An expiry can also be found late by a resume instead of the
-//!    timer. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, which
-//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
-//!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
-//!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
-//! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
-//! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
+//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A late expiry may also be discovered by a resume before the
+//!    timer runs. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task,
+//!    because that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//! 8. **Event ids.** An event id identifies the stream it was seen on. If it is in rmcp's own format, any other event id with the same
+//!    stream number identifies that stream as well ([`EventIdFormat`]). A call stores its first event id and the latest
+//!    [`event_ids::MAX_EVENT_IDS`]. Once it has had more than that, any unknown id in the session may belong to it.
+//! 9. **A reused id** untracks the older call without cancelling it. The older call is returned to the caller exactly once, for reporting.
+//! 10. **Server-side ends.** If the server ends one of an attached call's streams, the exchange handles it.
 //! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
 //!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
 //!     window after the call's end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
-//! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is kept until then instead, and cancelled. A detached call
+//! 13. **Nothing is stored** except in-flight and retained calls. A detached call whose end cannot be observed is removed after
+//!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is instead tracked until then and cancelled. A detached call
 //!     over a limit is removed at once.
-//! 14. **In doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
+//! 14. **When in doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until
+//!     its client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -93,10 +92,10 @@ pub(crate) use self::{
 
 /// How long a detached call is tracked if it has no deadline and its end cannot be observed.
 ///
-/// Proxies close a silent stream sooner than this.
+/// Proxies close silent streams sooner than this.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// What has become of a call that has lost a stream.
+/// What happened to a call that lost a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachOutcome {
     /// The call has already ended, still has another open stream, or had already lost this one.
@@ -111,10 +110,10 @@ pub(crate) enum DetachOutcome {
     Untracked(Finished),
 }
 
-/// A call that has been removed from the registry although it is still running.
+/// A call removed from the registry while it is still running.
 pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
-/// State shared by all sessions of a registry.
+/// State shared by all of a registry's sessions.
 #[derive(Debug, Default)]
 pub(crate) struct RegistryShared {
     pub(crate) hasher: KeyHasher,
@@ -128,14 +127,14 @@ pub(crate) struct SessionState<T, A> {
     session_id: Option<(Arc<str>, KeyHash)>,
     scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
-    /// In-flight calls whose requests have been accepted, by the hash of their key.
+    /// Accepted in-flight calls, by the hash of their key.
     by_request: SmallMap<KeyHash, CallId>,
     retained: RetainedCalls<A>,
     /// Whether any calls have ended since the last [`take_completion_flag`](Self::take_completion_flag).
     has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
-    /// The longest `retry` among the calls' streams that have ended.
+    /// The longest `retry` of any of the calls' ended streams.
     longest_retry: Option<Duration>,
 }
 
@@ -170,7 +169,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.is_empty() && self.retained.is_empty()
     }
 
-    /// Clears the flag that is set when a call ends. Returns `true` if it was set and completions are being tracked.
+    /// Clears the flag set when a call ends. Returns `true` if it was set and completions are being tracked.
     pub(crate) fn take_completion_flag(&mut self) -> bool {
         mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }
@@ -249,7 +248,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         !is_owned && self.accept(id).is_none()
     }
 
-    /// Accepts a call under a different key from the one it was started with. Its event ids have to be recorded again.
+    /// Accepts a call under a different key from the one it was started with. Its event ids have to be re-recorded.
     ///
     /// As with [`accept`](Self::accept), an older call with that key is untracked and returned.
     pub(crate) fn rekey(
@@ -273,7 +272,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Records that one of a call's streams has just ended.
     ///
-    /// `is_empty_resume` is `true` if the stream was a resume that brought no event.
+    /// `is_empty_resume` is `true` if the stream was a resume that delivered no events.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
@@ -290,13 +289,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
         let timers = entry.timers_mut();
         let deadline = timers.detach(state, is_empty_resume, detachment);
-        let is_due = deadline.is_some_and(|at| at <= detachment.since());
+        let is_due = deadline.is_some_and(|at| at <= detachment.detached_at());
         if is_due {
             timers.mark_expired();
             self.shared.totals.add_detached();
         } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
-                // The call was never added to the detached ones, so `finish` must not subtract it.
+                // The call was never counted as detached, so `finish` must not subtract it.
                 timers.detached = None;
             }
             let finished = self.finish(id, None);
@@ -313,15 +312,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a stream from a call that may have been answered. If it was the last one, the call ends.
+    /// Removes a stream from a call that may have been answered. If it was the last stream, the call ends.
     pub(crate) fn remove_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
         let entry = self.calls.get_mut(id)?;
         let is_last = entry.remove_stream(stream) && !entry.has_stream();
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Adds a call to the detached ones in the totals. If that would exceed a limit, returns the limit instead. The session's own limit is
-    /// checked first.
+    /// Counts a call as detached in the totals, or returns the limit that this would exceed. The session's own limit is checked first.
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedPerSession);
@@ -343,7 +341,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .count()
     }
 
-    /// Removes a stream like [`detach`](Self::detach). If it was the last one, the call's end can no longer be observed, so the call is
+    /// Removes a stream like [`detach`](Self::detach). If it was the last stream, the call's end can no longer be observed, so the call is
     /// untracked.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
@@ -383,8 +381,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Removes a background reader that has ended.
     ///
-    /// Once none is left, a detached call's end can no longer be observed, so the call is removed at `unobserved_until`, or not at all if
-    /// that is `None`, because its end is observed elsewhere.
+    /// Once none are left, a detached call's end can no longer be observed, so the call is removed at `unobserved_until`. `None` means that
+    /// the end is observed elsewhere, in which case the call is not removed.
     pub(crate) fn remove_background_reader(
         &mut self,
         id: CallId,

@@ -1,4 +1,4 @@
-//! What a drain waits for and what it ends.
+//! Tracks what a drain waits for, and finds what it has to end.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -19,7 +19,7 @@ impl<T: Tracked> Registry<T> {
         completions.saturating_sub(before)
     }
 
-    /// Counts an answer that is now on its way to its client.
+    /// Counts an answer as being on its way to its client.
     pub(crate) fn begin_delivery(&self) {
         self.deliveries.fetch_add(1, Ordering::AcqRel);
     }
@@ -31,14 +31,14 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Returns `true` if answers to calls that have ended are still on their way to clients.
+    /// Returns `true` if answers to ended calls are still on their way to clients.
     pub(crate) fn is_delivering(&self) -> bool {
         self.deliveries.load(Ordering::Acquire) > 0
     }
 
-    /// Closes the registry. Returns the in-flight calls and the registered streams.
+    /// Closes the registry. Returns its in-flight calls and registered streams.
     ///
-    /// A call or stream that starts later is ended at once.
+    /// Calls and streams started later are ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
         // Set the flag before the scan. A new call or stream is added under a lock that the scan also takes, and checks the flag
         // afterwards, so either the scan finds it, or it finds the flag set.

@@ -1,6 +1,6 @@
 //! A registry's session managers.
 //!
-//! Sessions are looked up by id alone, so a session is found whichever path or service clone a request uses.
+//! Sessions are looked up by id alone, so a request finds its session whichever path or service clone it uses.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, Weak,
@@ -9,7 +9,7 @@ use std::sync::{
 
 use crate::call::Scope;
 
-/// Number of session managers that can be found without a lock. A server has one per MCP service.
+/// Number of session managers that can be looked up without taking a lock. A server has one per MCP service.
 const INLINE_MANAGERS: usize = 4;
 
 /// A session manager that can look up its sessions.
@@ -20,7 +20,7 @@ pub(crate) trait Manager: Send + Sync {
     /// Marks a session as in use until the returned guard is dropped. Returns `None` if the manager does not have it.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with the id `session`, or tracks calls in one.
+    /// Returns `true` if the manager has a session with this id, or tracks calls in one.
     fn has(&self, session: &str) -> bool;
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Managers {
 // === impl Managers ===
 
 impl Managers {
-    /// Adds a manager. If it has to be put into the overflow list, managers that have been dropped are removed from there.
+    /// Adds a manager. If it has to be added to the overflow list, dropped managers are first purged from it.
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut rest = Some(manager);
         for slot in &self.inline {
@@ -62,7 +62,7 @@ impl Managers {
         self.find_map(|manager| manager.begin_use(session))
     }
 
-    /// Returns the first result of `find` that is not `None`.
+    /// Returns the first `Some` returned by `find`.
     fn find_map<R>(&self, find: impl Fn(&dyn Manager) -> Option<R>) -> Option<R> {
         let find_in = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
         let inline = self.inline.iter().filter_map(OnceLock::get);
@@ -70,7 +70,7 @@ impl Managers {
         result.or_else(|| self.overflow().iter().find_map(find_in))
     }
 
-    /// Returns a copy, so that no manager is dropped while the lock is held.
+    /// Returns a copy of the overflow list, so that no manager is dropped while the lock is held.
     fn overflow(&self) -> Vec<Weak<dyn Manager>> {
         if !self.has_overflow.load(Ordering::Acquire) {
             return Vec::new();

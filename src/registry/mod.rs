@@ -1,8 +1,8 @@
-//! Tracks the calls in flight, and retains the outcomes of those that have ended.
+//! Tracks in-flight calls and retains the outcomes of ended ones.
 //!
 //! Calls are grouped by session. `core` is the state machine for a single session id, and has neither a clock nor a lock. `session_map`
-//! holds one such state for each session id, behind a lock of its own, and the timer checks the sessions that have an expired deadline. A
-//! lock is held for one operation at a time, never across an await or a callback.
+//! stores one of these states per session id, each behind its own lock, and the timer checks the sessions with expired deadlines. A lock is
+//! held for a single operation, never across an await or a callback.
 
 use std::{
     fmt,
@@ -58,9 +58,9 @@ pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
     /// Open streams that a drain might not find through an in-flight call.
     streams: Mutex<OpenStreams>,
-    /// Whether the server has been drained. If so, any call or stream that starts is ended at once.
+    /// Whether the server has been drained. If so, newly started calls and streams are ended at once.
     closed: AtomicBool,
-    /// Number of answers that are on their way from a session manager to their clients.
+    /// Number of answers on their way from a session manager to their clients.
     deliveries: AtomicUsize,
     managers: Managers,
     pub(crate) limit_warnings: LimitWarnings,
@@ -87,7 +87,7 @@ impl<T: Tracked> Registry<T> {
         self.managers.add(manager);
     }
 
-    /// Returns the scope of the session manager that has a session, or `None` if none does.
+    /// Returns the scope of the session manager that has this session, or `None` if none does.
     pub(crate) fn manager_scope(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
@@ -123,7 +123,7 @@ impl<T: Tracked> Registry<T> {
         (result, deferred, self.is_closed())
     }
 
-    /// Runs an operation on a session id's state. Returns `None` if the session id has no entry.
+    /// Runs an operation on a session id's state, or returns `None` if the id has no entry.
     pub(crate) fn with_session<R>(
         &self,
         session_id: &str,
@@ -153,7 +153,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Starts closing a session. Returns its accepted calls and removes its retained ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted ones.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
@@ -172,7 +172,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Returns `true` if a session's client may still resume.
     ///
-    /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// This is the case if the session has a detached call, or an undelivered answer still retained and unexpired.
     pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
         let is_awaited = self.with_session(&key.id, |session| session.is_awaited(&key.scope, now));
         is_awaited.unwrap_or(false)
@@ -184,7 +184,7 @@ impl<T: Tracked> Registry<T> {
         has_session.unwrap_or(false)
     }
 
-    /// Returns an in-flight call, whatever its session.
+    /// Returns an in-flight call, regardless of its session.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         let mut entries = self.sessions.entries();
         entries.find_map(|entry| entry.read(|session| session.call(id).cloned()))
@@ -208,8 +208,8 @@ impl<T: Tracked> Registry<T> {
             .unwrap_or(false)
     }
 
-    /// Returns the in-flight calls with this session id, which are scanned in batches.
-    pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
+    /// Returns the in-flight calls with this session id, scanning them in batches.
+    pub(crate) fn calls_in(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
         let entry = self.sessions.find(session_id).into_iter();
         let before = CallId::next();
         let call = |id, entry: &Entry<Arc<T>>| Some((id, entry.call.clone()));
@@ -230,7 +230,7 @@ impl<T: Tracked> Registry<T> {
         self.sessions.shared.totals.set_limits(limits);
     }
 
-    /// Returns `true` if another call may be tracked. Takes no lock, so a few calls that start at the same moment may exceed the limit.
+    /// Returns `true` if another call may be tracked. Takes no lock, so a few calls starting at the same moment may exceed the limit.
     pub(crate) fn has_capacity(&self) -> bool {
         self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }

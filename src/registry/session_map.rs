@@ -1,8 +1,8 @@
 //! Maps session ids to session states.
 //!
-//! Each session has its own lock, and each call belongs to exactly one session. Entries are keyed by session id alone, so a call's entry
-//! stays the same when the session manager of its id becomes known. Two session ids share a lock only while an entry is being looked up,
-//! added or removed.
+//! Each session has its own lock, and each call belongs to exactly one session. Entries are keyed by session id alone, so a call stays in
+//! the same entry once its session manager becomes known. Two session ids share a lock only while an entry is being looked up, added or
+//! removed.
 
 use std::{
     collections::hash_map,
@@ -27,15 +27,16 @@ use crate::{
 
 /// Number of entries for calls without a session.
 ///
-/// This is also how many of them can start or end concurrently.
+/// This is also how many of these calls can start or end concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled each time an entry is locked.
+/// Maximum number of expired deadlines handled each time an entry is locked.
 ///
-/// It applies to in-flight calls and to retained calls separately.
+/// This applies separately to in-flight calls and to retained calls.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
-/// Maximum number of calls that are scanned each time an entry is locked. This takes about a tenth of a millisecond.
+/// Maximum number of calls scanned each time an entry is locked. Scanning this many takes about a tenth of a millisecond, so no other call
+/// waits long for the lock.
 pub(super) const SCAN_BATCH: usize = 256;
 
 pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
@@ -66,7 +67,7 @@ struct EntryState<T> {
     session: SessionState<T>,
     /// When the timer will check this entry, if at all.
     timer_deadline: Option<Instant>,
-    /// Whether the entry has been removed from the map. If so, the session may already have another one.
+    /// Whether the entry has been removed from the map. If so, the session may already have another entry.
     is_removed: bool,
 }
 
@@ -102,7 +103,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns a session id's entry. Returns `None` if the id has none, or if its hash collides with another id's.
+    /// Returns a session id's entry, or `None` if none exists or another id has the same hash.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
@@ -126,7 +127,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // If it has been removed since the lookup, look it up again.
+            // If the entry has been removed since the lookup, look it up again.
             if !state.is_removed {
                 let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);
@@ -179,7 +180,7 @@ impl<T: Tracked> SessionMap<T> {
         drop(removed);
     }
 
-    /// Returns all entries. One that is added or removed in the meantime may or may not be included.
+    /// Returns all entries. Entries added or removed during the iteration may or may not be included.
     pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
         let session_entries = self.shards.iter().flat_map(|shard| {
             let entries = lock(shard);
@@ -351,7 +352,7 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
             timer.reset_earlier(next);
         }
         for (id, call, expired) in expired {
-            // This drops values that belong to the application, and a destructor that panics must not affect another call.
+            // This drops the application's values, and a panicking destructor must not affect other calls.
             catch_panic(|| match expired {
                 Expired::Grace => call.on_grace_expired(id),
                 Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),

@@ -41,7 +41,7 @@ impl OpenStreams {
         self.open.push(stream);
     }
 
-    /// Removes and returns the streams that are still open.
+    /// Removes and returns the streams still open.
     pub(super) fn take(&mut self) -> Vec<Arc<dyn StreamHandle>> {
         self.len_after_purge = 0;
         let streams = mem::take(&mut self.open);

@@ -97,7 +97,7 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: 
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
     call.with(|session| {
-        session.record_event_id(id, b"event", EventIdFormat::Any);
+        session.record_event_id(id, b"event", EventIdFormat::Other);
         if is_undelivered {
             let detachment = Detachment::new(DetachCause::Disconnected, now);
             session.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment);
@@ -356,7 +356,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                     until: now + SECOND,
                                 };
                                 call.with(|session| {
-                                    session.record_event_id(*id, b"0/0", EventIdFormat::Any)
+                                    session.record_event_id(*id, b"0/0", EventIdFormat::Other)
                                 });
                                 call.with(|session| session.finish(*id, Some(ended)));
                                 call.with(SessionState::take_evicted);

@@ -8,7 +8,7 @@ use crate::limits::{Limit, Limits};
 /// Delivered calls may use the total divided by this, because few of them are ever resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
-/// Counters that all sessions share. They are atomic, because each session updates them under its own lock.
+/// Counters shared by all sessions. They are atomic because each session updates them under its own lock.
 #[derive(Debug)]
 pub(crate) struct Totals {
     limits: [AtomicUsize; Limit::ALL.len()],
@@ -18,7 +18,7 @@ pub(crate) struct Totals {
     detached: AtomicUsize,
     /// Bytes taken up by retained calls.
     bytes: PerDeliveryState<AtomicUsize>,
-    /// Whether calls that end without a cancellation are counted.
+    /// Whether calls ending without a cancellation are being counted.
     is_tracking_completions: AtomicBool,
     completions: AtomicUsize,
 }
@@ -122,22 +122,22 @@ impl Totals {
         self.detached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
+    pub(super) fn bytes_in(&self, delivery: DeliveryState) -> usize {
         self.bytes.get(delivery).load(Ordering::Relaxed)
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn bytes(&self) -> usize {
         DeliveryState::ALL
-            .map(|delivery| self.bytes_of(delivery))
+            .map(|delivery| self.bytes_in(delivery))
             .iter()
             .sum()
     }
 
     /// Adds a retained call's bytes. Returns `false` if its session would then have too many.
     ///
-    /// The session's retained calls already have `session_bytes`. With this call, the session must not have more bytes than remain for all
-    /// others.
+    /// The session's retained calls already take up `session_bytes`. Including this call, the session must not take up more bytes than
+    /// remain for all others.
     pub(super) fn try_add_bytes(
         &self,
         delivery: DeliveryState,
@@ -162,7 +162,7 @@ impl Totals {
         session_bytes: usize,
         bytes: usize,
     ) -> bool {
-        let others = self.bytes_of(delivery).saturating_sub(session_bytes);
+        let others = self.bytes_in(delivery).saturating_sub(session_bytes);
         let needed = others.saturating_add(bytes).saturating_add(bytes);
         needed <= self.max_bytes(delivery)
     }

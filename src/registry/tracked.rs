@@ -1,4 +1,4 @@
-//! The trait for the values that a registry tracks.
+//! The trait for values tracked by a registry.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The timer's entries, each of which calls its target once its deadline has passed.
+//! Timer entries, each of which calls its target once its deadline has passed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// Maximum number of times a deadline is rechecked in a row.
 ///
-/// On a machine that is never on time, an orphan, an idle session or an unread stream therefore ends about a second later.
+/// On a machine that is never on time, this delays the end of an orphan, an idle session or an unread stream by about a second.
 pub(crate) const MAX_RECHECKS: u8 = 10;
 
 /// The target of a timer entry.
@@ -24,9 +24,9 @@ pub(crate) trait OnDeadline: Send + Sync {
     ///
     /// If [`reset_earlier`](super::TimerHandle::reset_earlier) is called in the meantime, two calls to this method can overlap.
     ///
-    /// A target with several deadlines gets each one's lateness from `lateness`. If it only handles some of them, it must reset its handle
-    /// to the earliest of the others.
-    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
+    /// A target with several deadlines gets each one's lateness from `tracker`. If it only handles some of them, it must reset its handle
+    /// to the earliest of the rest.
+    fn on_deadline(&self, tracker: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
 
 /// When an entry expires next.
@@ -36,7 +36,7 @@ pub(crate) enum Rearm {
     At(Instant),
     /// [`RECHECK_DELAY`] later, because the timer was [delayed](Timeliness::Delayed).
     ///
-    /// Used if the deadline seems to have passed, but is to be checked again, at most [`MAX_RECHECKS`] times in a row.
+    /// Used if the deadline seems to have passed but must be rechecked, at most [`MAX_RECHECKS`] times in a row.
     Soon,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct TimerEntries {
     due: BTreeSet<(Instant, EntryId)>,
     entries: BTreeMap<EntryId, TimerEntry>,
     last_id: u64,
-    /// The earliest time at which a timer task will run, as far as the tasks have been notified.
+    /// The earliest wake-up time that the timer tasks have been notified of.
     pub(super) next_wake: Option<Instant>,
     /// Start of the latest turn that left expired entries behind.
     pub(super) backlog_at: Option<Instant>,
@@ -72,7 +72,7 @@ pub(super) struct ExpiredEntry {
     rechecks: u8,
 }
 
-/// The next deadline of an entry that has been handled.
+/// A handled entry's next deadline.
 pub(super) struct Requeue {
     deadline: Option<Instant>,
     rechecks: u8,
@@ -147,7 +147,7 @@ impl TimerEntries {
 
     /// Sets an entry's next deadline.
     ///
-    /// An earlier deadline that has been set in the meantime is kept. Does nothing if the handle has been dropped.
+    /// An earlier deadline set in the meantime takes precedence. Does nothing if the handle has been dropped.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;
@@ -175,7 +175,7 @@ impl TimerEntries {
 
     /// Records the end of a turn, and returns when the next turn is due.
     ///
-    /// It is due at once if expired entries remain. Returns `None` if no entry is armed.
+    /// The next turn is due at once if expired entries remain. Returns `None` if no entry is armed.
     pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
         self.next_wake = self.next();
         if self.next_wake.is_some_and(|at| at <= now) {
@@ -195,16 +195,16 @@ impl TimerEntries {
 // === impl ExpiredEntry ===
 
 impl ExpiredEntry {
-    pub(super) fn run(self, lateness: &LatenessTracker) -> Requeue {
-        let now = lateness.now();
-        let timeliness = match lateness.lateness(self.deadline) {
+    pub(super) fn run(self, tracker: &LatenessTracker) -> Requeue {
+        let now = tracker.now();
+        let timeliness = match tracker.lateness(self.deadline) {
             late if late > STALL_THRESHOLD => Timeliness::Late,
-            _ if lateness.was_stalled(self.deadline) => Timeliness::Late,
+            _ if tracker.was_stalled(self.deadline) => Timeliness::Late,
             // After `MAX_RECHECKS`, treat a machine that is never on time as if it were.
             late if late > RECHECK_TOLERANCE && self.rechecks < MAX_RECHECKS => Timeliness::Delayed,
             _ => Timeliness::OnTime,
         };
-        let (at, rechecks) = match self.target.on_deadline(lateness, timeliness) {
+        let (at, rechecks) = match self.target.on_deadline(tracker, timeliness) {
             Some(Rearm::At(at)) => (Some(at), 0),
             Some(Rearm::Soon) => (
                 now.checked_add(RECHECK_DELAY),

@@ -4,22 +4,22 @@
 //! therefore only measured up to the first turn in which the deadline could have been handled.
 //!
 //! A deadline that passes during a backlog counts as at most [`RECHECK_TOLERANCE`] late, unless the turns before and after it were further
-//! apart than that. If they were not, its lateness drops to zero once the runtime has polled other tasks for [`RECHECK_DELAY`], because by
-//! then the runtime has read every request that arrived in time.
+//! apart than that. If those turns were close enough, its lateness drops to zero once the runtime has polled other tasks for
+//! [`RECHECK_DELAY`], because by then the runtime has read every request that arrived in time.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Delay before a deadline that was handled late is checked again.
+/// Delay before a late deadline is rechecked.
 ///
-/// This is long enough for a runtime to read the requests that have been waiting.
+/// This is long enough for a runtime to read the waiting requests.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum lateness at which a deadline still counts as on time.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
-/// Maximum number of stalls that are tracked during a backlog. Beyond that, the oldest ones are merged.
+/// Maximum number of stalls tracked during a backlog. Beyond that, the oldest ones are merged.
 const MAX_STALLS: usize = 16;
 
 /// How promptly a deadline is handled.

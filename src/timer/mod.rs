@@ -1,14 +1,14 @@
 //! Calls each target ([`OnDeadline`]) at its deadline, and runs background tasks.
 //!
-//! The timer runs on every runtime that serves requests, so that no work depends on a single one. A process can have several runtimes, such
-//! as one per core, and any of them can stall, because its thread is busy or no thread drives it any more. In addition, `Drop` code can run
-//! anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
+//! The timer runs on every runtime that serves requests, so that no work depends on any single one. A process can have several runtimes,
+//! such as one per core, and any of them can stall, because its thread is busy or because no thread is driving it any more. In addition,
+//! `Drop` code can run anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
 //! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
-//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. So does the task of a runtime on which the
-//!    earliest deadline is set, because that runtime must be alive.
+//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. Setting the earliest deadline on a runtime
+//!    also makes its task the leader, because that runtime must be alive.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
-//!    runtime takes the task over (see [`pending_task`]).
+//!    runtime takes over the task (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
 //! 4. Expired entries are handled in turns of [`POLL_BUDGET`], and the timer task yields after each turn. [`lateness`] defines which
 //!    deadlines count as late in that case.
@@ -52,7 +52,7 @@ pub(crate) use self::{
     pending_task::Migration,
 };
 
-/// How long a timer task handles expired entries before it yields.
+/// How long a timer task handles expired entries before yielding.
 ///
 /// The turn ends with the target that exceeds this time.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
@@ -60,7 +60,7 @@ const POLL_BUDGET: Duration = Duration::from_micros(100);
 /// Maximum number of targets called in one turn. While the clock is paused, this is what bounds a turn.
 const MAX_PER_POLL: usize = 64;
 
-/// Holds an entry for each [`TimerHandle`], and the tasks that are waiting for a runtime.
+/// Stores an entry for each [`TimerHandle`], and the tasks waiting for a runtime.
 #[derive(Default)]
 pub(crate) struct Timer {
     shared: Arc<TimerShared>,
@@ -119,7 +119,7 @@ impl Timer {
 
     /// Runs a task on the current runtime, or on another one if the current one does not poll it.
     ///
-    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over end.
+    /// The task is dropped if no runtime is left, or if too many of the runtimes that take it over shut down.
     pub(crate) fn spawn(
         &self,
         migration: Migration,
@@ -168,14 +168,14 @@ impl Timer {
     /// Handles up to [`MAX_PER_POLL`] expired entries, for [`POLL_BUDGET`]. Returns when the next turn is due.
     ///
     /// Several timer tasks may call this concurrently.
-    fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
+    fn run_expired(&self, tracker: &LatenessTracker) -> Option<Instant> {
         let started = Instant::now();
         for _ in 0..MAX_PER_POLL {
-            let Some((id, expired)) = self.take_expired(lateness.now()) else {
+            let Some((id, expired)) = self.take_expired(tracker.now()) else {
                 break;
             };
             // A panic in user code, such as a destructor, must not affect other entries.
-            if let Some(requeue) = catch_panic(|| expired.run(lateness)) {
+            if let Some(requeue) = catch_panic(|| expired.run(tracker)) {
                 // Another timer task may have computed its sleep without this entry. If so, `update` wakes the timer tasks.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
@@ -183,7 +183,7 @@ impl Timer {
                 break;
             }
         }
-        self.entries().end_turn(lateness.now())
+        self.entries().end_turn(tracker.now())
     }
 
     fn take_expired(&self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
@@ -197,10 +197,10 @@ impl Timer {
     }
 
     #[cfg(test)]
-    fn run_all_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
+    fn run_all_expired(&self, tracker: &LatenessTracker) -> Option<Instant> {
         loop {
-            let next = self.run_expired(lateness);
-            if next.is_none_or(|next| next > lateness.now()) {
+            let next = self.run_expired(tracker);
+            if next.is_none_or(|next| next > tracker.now()) {
                 return next;
             }
         }
@@ -223,7 +223,7 @@ impl Drop for Timer {
 impl TimerHandle {
     /// Moves the deadline to `at`, unless an earlier one is set.
     ///
-    /// Can be called while the target is running. The earlier of this deadline and the next one that the target returns then applies.
+    /// Can be called while the target is running. The earlier of this deadline and the one returned by the target then applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {
         self.timer
             .update(|entries| entries.reset_earlier(self.id, at));
@@ -306,14 +306,14 @@ impl TimerTask {
         now: Instant,
         backlog: Option<LatenessTracker>,
     ) -> Option<Instant> {
-        let lateness = match backlog {
-            Some(mut lateness) => {
-                lateness.next_turn(now);
-                lateness
+        let tracker = match backlog {
+            Some(mut tracker) => {
+                tracker.next_turn(now);
+                tracker
             }
             None => LatenessTracker::new(now, Timeliness::OnTime),
         };
-        self.run_turn(timer, lateness)
+        self.run_turn(timer, tracker)
     }
 
     /// Becomes the leader and starts a turn if the leader is [`FAILOVER_DELAY`] late.
@@ -328,10 +328,10 @@ impl TimerTask {
         self.run_turn(timer, LatenessTracker::new(now, Timeliness::Late))
     }
 
-    fn run_turn(&mut self, timer: &Timer, lateness: LatenessTracker) -> Option<Instant> {
-        let next = timer.run_expired(&lateness);
-        let has_backlog = next.is_some_and(|at| at <= lateness.now());
-        self.backlog = has_backlog.then_some(lateness);
+    fn run_turn(&mut self, timer: &Timer, tracker: LatenessTracker) -> Option<Instant> {
+        let next = timer.run_expired(&tracker);
+        let has_backlog = next.is_some_and(|at| at <= tracker.now());
+        self.backlog = has_backlog.then_some(tracker);
         next
     }
 }

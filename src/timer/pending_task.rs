@@ -4,8 +4,8 @@
 //! task runs twice. If its runtime never polls the runner, another runtime takes the task.
 //!
 //! When a runner is dropped, it releases its task to the timer tasks of other runtimes, but at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. Otherwise, runtimes that end one after another could pass a task on
-//! forever.
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. Otherwise, runtimes shutting down one after another could pass a task
+//! along forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 
@@ -39,7 +39,7 @@ pub(super) struct PendingTasks {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskId {
-    /// When any runtime can take the task. `None` if the task has no runtime, so that any other can take it at once.
+    /// When any runtime can take the task. `None` if the task has no runtime, so that any runtime can take it at once.
     takeover_at: Option<Instant>,
     number: u64,
 }
@@ -47,7 +47,7 @@ pub(super) struct TaskId {
 // === impl TaskId ===
 
 impl TaskId {
-    /// Returns the task's id for when it no longer has a runtime.
+    /// Returns the id that the task has once it has lost its runtime.
     pub(super) fn without_runtime(self) -> Self {
         let takeover_at = None;
         Self {
@@ -99,7 +99,7 @@ impl PendingTasks {
         (due, self.wake_at)
     }
 
-    /// Takes the tasks that have no runtime.
+    /// Takes the tasks without a runtime.
     pub(super) fn take_without_runtime(&mut self) -> Vec<(TaskId, PendingTask)> {
         self.take_while(|id| id.takeover_at.is_none())
     }

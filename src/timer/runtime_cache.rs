@@ -3,8 +3,9 @@
 //! Every request reads the cache, so a hit must be cheap: it costs one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime, so its entry is valid until a timer task ends.
-//! - A thread that drives a runtime on its own may drive another one later, so its entry holds the runtime's id, and each hit compares that
-//!   with the current handle's id. tokio clones the handle for this, but without contention, because no other thread drives the runtime.
+//! - A thread that drives a runtime on its own may drive another one later, so its entry stores the runtime's id, and each hit compares
+//!   that with the current handle's id. tokio clones the handle for this, but without contention, because no other thread drives the
+//!   runtime.
 
 use std::{
     cell::Cell,
@@ -13,10 +14,10 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Maximum number of timers that a thread caches. A server usually has two: its layer's and its session manager's.
+/// Maximum number of timers cached per thread. A server usually has two: its layer's and its session manager's.
 const CACHED_TIMERS: usize = 16;
 
-/// The last epoch issued. A timer gets a new one whenever one of its tasks ends, and no two timers ever share one.
+/// The last epoch issued. A timer gets a new epoch whenever one of its tasks ends, and no two timers ever share one.
 static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -34,9 +35,9 @@ pub(super) struct RuntimeCache {
 struct CurrentRuntime {
     /// The timer's epoch when the entry was recorded.
     epoch: u64,
-    /// The only runtime to which the entry applies.
+    /// The only runtime the entry applies to.
     ///
-    /// `None` on a worker thread, which never drives another one.
+    /// `None` on a worker thread, which never drives another runtime.
     pinned_to: Option<Id>,
 }
 

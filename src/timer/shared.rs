@@ -1,4 +1,4 @@
-//! The state that a timer shares with its tasks: the runtimes and the pending tasks.
+//! State shared by a timer and its tasks: the runtimes and the pending tasks.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -10,9 +10,9 @@ use tokio::{runtime::Id, sync::Notify};
 use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// How long a runtime has to do its work before another one takes it over.
+/// How long a runtime has to do its work before another runtime takes over.
 ///
-/// A thread that is not blocked polls each of its tasks sooner than this.
+/// An unblocked thread polls each of its tasks sooner than this.
 pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ pub(super) struct TimerShared {
 
 #[derive(Default)]
 pub(super) struct Runtimes {
-    /// The runtimes that have a timer task.
+    /// The runtimes with a timer task.
     pub(super) entries: Vec<RuntimeEntry>,
     /// The runtime whose timer task handles deadlines on time.
     pub(super) leader: Option<Id>,
@@ -34,7 +34,7 @@ pub(super) struct Runtimes {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RuntimeEntry {
     pub(super) runtime: Id,
-    /// Whether the runtime can sleep. It cannot if it was built without `enable_time`, which only turns out when it tries to.
+    /// Whether the runtime can sleep. It cannot if it was built without `enable_time`, which only becomes apparent when it tries to.
     pub(super) can_sleep: bool,
 }
 

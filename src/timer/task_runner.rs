@@ -24,12 +24,12 @@ pub(super) struct TaskRunner {
 }
 
 enum Stage {
-    /// The timer holds the task, unless another runtime has taken it.
+    /// The task is stored in the timer, unless another runtime has taken it.
     Pending,
     /// The task has been stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
-    /// The task has ended or is being polled. Set during a poll, so that a task that panics is not polled again.
+    /// The task has ended or is being polled. Set during a poll, so that a panicked task is not polled again.
     Done,
 }
 
@@ -65,7 +65,7 @@ impl TaskRunner {
         }
     }
 
-    /// Runs other runtimes' tasks on the current one. Returns `false` if it is shutting down.
+    /// Runs other runtimes' tasks on the current runtime. Returns `false` if it is shutting down.
     pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
         let mut is_running = true;
         for (id, task) in tasks {

@@ -1,4 +1,4 @@
-//! Lets a gateway between the layer and its server report what has become of an answer.
+//! Lets a gateway between the layer and its server report what happened to an answer.
 
 use super::CallToken;
 
@@ -8,7 +8,7 @@ impl CallToken {
     /// Marks the call as answered.
     ///
     /// This is for a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer
-    /// to a client that resumes. Call it as soon as the gateway has the answer.
+    /// to a resuming client. Call it as soon as the gateway has the answer.
     ///
     /// The call ends as completed: its grace period and its pending resumes end, no cancellation is injected, the token does not fire, and
     /// its clean-ups are dropped. A later resume is passed through unchanged, so that the gateway decides what the client receives. A call
@@ -69,7 +69,7 @@ impl CallToken {
     ///
     /// The call is cancelled as if its client had disconnected and could not resume, with the reason
     /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected receives only what the gateway sends.
-    /// Nothing changes if the call has already ended, or is one that no disconnect cancels.
+    /// Nothing changes if the call has already ended, or if it is one that disconnects never cancel.
     ///
     /// ```
     /// use std::convert::Infallible;

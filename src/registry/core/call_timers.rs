@@ -12,21 +12,22 @@ use crate::{
 
 /// Maximum time a pending resume keeps a call running past the end of its grace period.
 ///
-/// An inner service answers a GET much sooner, and it does no harm if an orphan runs for this much longer.
+/// Inner services answer a GET much sooner, and an orphan running for this much longer does no harm.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum lateness at which an expired grace period is acted on at once. tokio's timers round up to 1 ms.
+/// Maximum lateness at which an expired grace period is acted on at once. tokio's timers round up to the next millisecond, so an expiry
+/// this late is still punctual.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
 /// Maximum number of empty resumes in a row that renew the grace period.
 ///
-/// A resume is empty if it brought no event or was turned away. A client that polls every 3 s reaches this limit after a minute.
+/// A resume is empty if it delivered no events or was turned away. A client polling every 3 s reaches this limit after a minute.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 
 /// The state of a detached call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachedState {
-    /// The call is cancelled at `deadline` if it is still detached by then. `retry` is how long its client waits before it resumes.
+    /// The call is cancelled at `deadline` if it is still detached by then. `retry` is how long its client waits before resuming.
     GraceUntil { deadline: Instant, retry: Duration },
     /// The call keeps running, and its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
@@ -45,13 +46,13 @@ pub(super) struct CallTimers {
     pub(super) due: Option<Instant>,
     /// `None` while the call is attached.
     pub(super) detached: Option<Detached>,
-    /// The resumed streams that are open.
+    /// The open resumed streams.
     pub(super) resumed: Vec<Generation>,
-    /// Number of resumes that have been received but not answered yet.
+    /// Number of resumes received but not yet answered.
     pending_resumes: u32,
     /// Number of tasks reading one of the call's streams in the background, to observe its end.
     background_readers: u32,
-    /// Number of resumes in a row that brought no event, or were turned away.
+    /// Number of consecutive resumes that delivered no events or were turned away.
     empty_resumes: u32,
     /// Whether the client may have resumed unobserved. If so, the call is not cancelled when it loses a stream, and no other call
     /// supersedes it.
@@ -72,15 +73,15 @@ pub(super) struct Detached {
     pub(super) resume_window: Duration,
     /// Whether the grace period has been extended because of a stall.
     was_extended: bool,
-    /// When an expiry is checked again, because it was late or has just been confirmed. It is not acted on before then.
+    /// When to recheck an expiry that was late or has just been confirmed. It is not acted on before then.
     recheck_at: Option<Instant>,
-    /// Number of times an expiry has been checked again.
+    /// Number of times an expiry has been rechecked.
     rechecks: u8,
     /// Whether the grace period has expired, so that the call must be cancelled or the cancellation confirmed.
     pub(super) is_expired: bool,
     /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
-    /// When the call is removed, because no task observes its end. `None` while one does.
+    /// When to remove the call because no task is observing its end. `None` while one is.
     unobserved_until: Option<Instant>,
     /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace period.
     resumes_ended_at: Option<Instant>,
@@ -105,9 +106,9 @@ pub(super) enum ExpiryDecision {
 // === impl DetachedState ===
 
 impl DetachedState {
-    fn resume_window(self, since: Instant) -> Duration {
+    fn resume_window(self, detached_at: Instant) -> Duration {
         match self {
-            Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(since),
+            Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(detached_at),
             Self::UntilComplete { resume_window } | Self::ForgetAt { resume_window, .. } => {
                 resume_window
             }
@@ -118,7 +119,7 @@ impl DetachedState {
 // === impl CallTimers ===
 
 impl CallTimers {
-    /// Returns the timers for an attached call that is cancelled at `deadline` at the latest.
+    /// Returns timers for an attached call, which is cancelled at `deadline` at the latest.
     pub(super) fn with_deadline(deadline: Instant) -> Self {
         Self {
             deadline: Some(deadline),
@@ -126,14 +127,14 @@ impl CallTimers {
         }
     }
 
-    /// Starts a detachment. Returns when its timer has to be checked, or `None` if the call waits without a deadline.
+    /// Detaches the call. Returns when its timer has to be checked, or `None` if the call waits without a deadline.
     pub(super) fn detach(
         &mut self,
         mut state: DetachedState,
         is_empty_resume: bool,
         detachment: Detachment,
     ) -> Option<Instant> {
-        let resume_window = state.resume_window(detachment.since());
+        let resume_window = state.resume_window(detachment.detached_at());
         self.empty_resumes = if is_empty_resume {
             self.empty_resumes + 1
         } else {
@@ -168,15 +169,15 @@ impl CallTimers {
         }
     }
 
-    /// Returns the token for the current expiry.
+    /// Returns the current expiry's token.
     ///
-    /// Returns `None` if the grace period has not expired, or if the expiry has been invalidated since.
+    /// Returns `None` if the grace period has not expired, or if the expiry has since been invalidated.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
         let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         is_expired.then_some(ExpiryToken(self.expiry_count))
     }
 
-    /// Invalidates the expiry and its confirmation, so that the timer is checked again.
+    /// Invalidates the expiry and its confirmation, so that the timer is rechecked.
     fn invalidate_expiry(&mut self) {
         if let Some(detached) = &mut self.detached {
             detached.is_expired = false;
@@ -226,7 +227,7 @@ impl CallTimers {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
-                    // A deadline that passed while a resume was pending is not late, because it could not be acted on at that point.
+                    // A deadline that passed while a resume was pending is not late, because it could not be acted on then.
                     detached.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
@@ -245,8 +246,8 @@ impl CallTimers {
 
     /// Adds a pending resume. While any is pending, the grace period expires [`MAX_RESUME_WAIT`] later.
     ///
-    /// A resume may be the first to find the grace period expired late (invariant 7), so the lateness is checked now. Once the resume has
-    /// ended, it can no longer be determined.
+    /// A resume may be the first to discover that the grace period has expired late (invariant 7), so the lateness is checked now. Once the
+    /// resume has ended, the lateness can no longer be determined.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -293,18 +294,18 @@ impl CallTimers {
         self.is_maybe_resumed = true;
         if let Some(detached) = &mut self.detached {
             detached.state = state;
-            let resume_window = state.resume_window(detached.detachment.since());
+            let resume_window = state.resume_window(detached.detachment.detached_at());
             detached.resume_window = detached.resume_window.max(resume_window);
         }
     }
 
-    /// Returns the time until which the outcome of a call that ends at `at` is retained.
+    /// Returns when the outcome of a call ending at `ended_at` stops being retained.
     ///
-    /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `at`, or the end of its grace
-    /// period with all postponements, whichever is later.
-    pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
+    /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `ended_at`, or the end of its
+    /// grace period including all postponements, whichever is later.
+    pub(super) fn retained_until(&self, ended_at: Instant) -> Option<Instant> {
         let detached = self.detached.as_ref()?;
-        let window_end = at.checked_add(detached.resume_window);
+        let window_end = ended_at.checked_add(detached.resume_window);
         let grace_deadline = match detached.state {
             DetachedState::GraceUntil { deadline, .. } => Some(deadline),
             DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
@@ -320,7 +321,7 @@ impl CallTimers {
         }
     }
 
-    /// Removes a task that has ended without observing the call's end.
+    /// Removes a background reader that has ended without observing the call's end.
     pub(super) fn remove_background_reader(&mut self, unobserved_until: Option<Instant>) {
         self.background_readers = self.background_readers.saturating_sub(1);
         if self.background_readers == 0
@@ -365,7 +366,7 @@ impl CallTimers {
         }
     }
 
-    /// Postpones a grace period that has been found expired late (invariant 7). Returns `false` if the expiry can be acted on now.
+    /// Postpones a grace period that was found to have expired late (invariant 7). Returns `false` if the expiry can be acted on now.
     fn postpone_if_late(
         &mut self,
         now: Instant,

@@ -65,7 +65,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.retain(id, ended, &self.shared.totals)
     }
 
-    /// Takes the evicted answers that clients may still resume for. Each is returned once.
+    /// Takes the evicted answers whose clients may still resume. Each is returned once.
     pub(crate) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
         self.retained.take_evicted()
     }
@@ -93,9 +93,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Starts closing a session. Returns its accepted calls and removes its retained ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted ones.
     ///
-    /// The accepted calls' event ids are removed as well, because a session that is opened again restarts the numbering of its streams.
+    /// The accepted calls' event ids are removed as well, because a reopened session restarts its stream numbering.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

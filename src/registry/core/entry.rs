@@ -25,17 +25,17 @@ pub(crate) struct Entry<T> {
     pub(super) timers: Option<Box<CallTimers>>,
 }
 
-/// A session call's lookup key, among the calls whose sessions have the same id.
+/// A session call's lookup key among the calls with the same session id.
 #[derive(Debug)]
 pub(super) struct CallKey {
     pub(super) session: KeyHash,
     pub(super) request: RequestId,
     pub(super) is_accepted: bool,
-    /// Number of untracked requests in progress that have the same id.
+    /// Number of untracked requests in progress with the same id.
     pub(super) contests: u32,
 }
 
-/// A call that has just ended.
+/// The result of ending a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
     /// Whether a cancellation may be sent to the server under the call's JSON-RPC id (invariant 2).
@@ -51,7 +51,7 @@ pub(crate) struct Finished {
 pub(crate) enum Expired {
     /// The grace period.
     Grace,
-    /// The grace period, and the cancellation has been confirmed.
+    /// The grace period, with the cancellation confirmed.
     GraceConfirmed,
     /// The call timeout.
     Deadline,
@@ -87,7 +87,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// Adds an open stream.
+    /// Adds an open stream and returns its generation.
     pub(super) fn add_stream(&mut self) -> Generation {
         self.newest_stream = self.newest_stream.next();
         let newest = self.newest_stream;
@@ -134,7 +134,7 @@ impl<T> Entry<T> {
 
     /// Returns when the call was detached, or `None` if it is attached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
-        self.detachment().map(|detachment| detachment.since())
+        self.detachment().map(|detachment| detachment.detached_at())
     }
 
     /// Returns when the call is cancelled unless its client resumes.

@@ -1,15 +1,15 @@
-//! A call's event ids, with which its client can resume.
+//! A call's event ids, which its client can use to resume.
 //!
 //! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Other servers' ids may look the same but mean something
-//! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream on which they were seen ([`EventIdFormat`]).
+//! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream they were seen on ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// Maximum number of a call's event ids that are stored besides the first. They take 4 KiB per call.
+/// Maximum number of event ids stored per call besides the first. They take up to 4 KiB.
 ///
-/// Only the latest ones are stored, because a resume compares its event id with every one in its session.
+/// Only the latest ones are stored, because a resume compares its event id with every one stored for its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;
 
 /// The format of a server's event ids.
@@ -17,14 +17,14 @@ pub(crate) const MAX_EVENT_IDS: usize = 256;
 pub(crate) enum EventIdFormat {
     /// rmcp's format, in which the number after the slash identifies the stream.
     Rmcp,
-    /// Any other format, in which each event id identifies the stream on which it was seen.
-    Any,
+    /// Any other format, in which each event id only identifies the stream it was seen on.
+    Other,
 }
 
 /// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct EventIds {
-    /// Nearly always the only id, so it is stored without an allocation.
+    /// Nearly always the only id, so it is stored inline.
     first: Option<StreamId>,
     overflow: Option<Box<OverflowIds>>,
 }
@@ -40,7 +40,7 @@ struct OverflowIds {
 // === impl EventIds ===
 
 impl EventIds {
-    /// Adds an id, unless it is already known. Beyond [`MAX_EVENT_IDS`], the oldest id except the first is removed.
+    /// Adds an id, unless it is already known. Beyond [`MAX_EVENT_IDS`], the oldest id other than the first is removed.
     pub(super) fn add(&mut self, stream: StreamId) {
         if self.first.is_none() {
             self.first = Some(stream);

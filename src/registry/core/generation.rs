@@ -1,9 +1,9 @@
-//! The numbering of a call's streams.
+//! Stream numbering within a call.
 
 /// The generation of a call's first stream, which is the POST's.
 pub(crate) const POST_GENERATION: Generation = Generation(1);
 
-/// The generation of a stream that is only read in the background.
+/// The generation of a stream read only in the background.
 pub(crate) const NO_GENERATION: Generation = Generation(0);
 
 /// A stream's number within its call.

@@ -1,11 +1,11 @@
 //! Hashes for looking up sessions, requests and event ids.
 //!
 //! One map contains all session ids, and each session state has a map of its accepted requests. Both are keyed by 64-bit hashes. A session
-//! state stores its id's hash, which is mixed into the hashes of its requests. The hashes use secrets, so no client can choose keys that
-//! collide. A hit is only a hint: the session ids and request ids themselves are compared afterwards, so a collision finds nothing, never
-//! the wrong call.
+//! state stores its id's hash, which is mixed into the hashes of its requests. The hashes use secrets, so no client can choose colliding
+//! keys. A hit is only a hint: the session ids and request ids themselves are compared afterwards, so a collision results in no match,
+//! never in the wrong call.
 //!
-//! Event ids are not in a map. Resumes are rare, so a resume simply compares its event id with the ids of its session's calls.
+//! There is no map of event ids. Resumes are rare, so a resume simply compares its event id with the ids of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -19,20 +19,20 @@ use crate::call::{RequestId, Scope};
 pub(super) enum StreamId {
     /// The number after the slash in `<index>/<stream>`.
     Numbered(u64),
-    /// Keyed hash of a whole event id.
+    /// Keyed hash of an entire event id.
     Opaque(u64),
 }
 
-/// An event id, in a form that can be compared with known ones.
+/// An event id, parsed and hashed for comparison with known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
     /// Index and stream. `None` if the id is not in rmcp's format.
     pub(super) numbers: Option<(u64, u64)>,
-    /// Keyed hash of the whole event id.
+    /// Keyed hash of the entire event id.
     pub(super) hash: u64,
 }
 
-/// A key's hash. A secret is already mixed in, so maps need not hash it with another.
+/// A key's hash. It already has a secret mixed in, so maps need not hash it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyHash(u64);
 
@@ -42,7 +42,7 @@ pub(crate) type PrehashedMap<V> = HashMap<KeyHash, V, BuildHasherDefault<Prehash
 #[derive(Debug, Default)]
 pub(crate) struct PrehashedHasher(u64);
 
-/// Computes the hashes, using secrets that no client knows.
+/// Computes keyed hashes, using secrets unknown to clients.
 #[derive(Debug)]
 pub(crate) struct KeyHasher {
     keyed: RandomState,
@@ -53,9 +53,9 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions that share a session state's id.
+/// The sessions sharing a session state's id.
 ///
-/// There is one session for each scope in which a call has had a key.
+/// There is one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,
@@ -72,8 +72,8 @@ impl KeyHash {
 
     /// Returns the hash of a key in this session.
     ///
-    /// A client chooses the key, but knows neither the session's hash nor the multiplier. Keys that differ in few bits differ in some
-    /// bits of the first product and may differ in any bit of the second.
+    /// A client chooses the key, but knows neither the session's hash nor the multiplier. Keys that differ in only a few bits differ in
+    /// some bits of the first product and may differ in any bit of the second.
     fn mix(self, key: u64, multiplier: u64) -> Self {
         let once = fold(self.0 ^ key, multiplier);
         Self(fold(once ^ self.0.rotate_left(32), multiplier))
@@ -120,7 +120,7 @@ impl KeyHasher {
         KeyHash(self.keyed.hash_one(id))
     }
 
-    /// Returns the hash of the session that has the id `id` in a scope.
+    /// Returns the hash of the session with this id in a scope.
     pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),
@@ -135,7 +135,7 @@ impl KeyHasher {
         }
     }
 
-    /// Returns the hash of a whole event id.
+    /// Returns the hash of an entire event id.
     pub(super) fn event(&self, event_id: &[u8]) -> u64 {
         self.keyed.hash_one(event_id)
     }

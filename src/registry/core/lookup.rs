@@ -1,4 +1,4 @@
-//! Looks up in-flight calls by request id and by event id.
+//! Looks up in-flight calls by request id or event id.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
-/// The calls that an event id matches.
+/// The calls matched by an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EventMatch<T, A> {
     Nothing,
@@ -23,7 +23,7 @@ pub(crate) enum EventMatch<T, A> {
     ///
     /// Either their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
-    /// A stream of a call that has ended.
+    /// A stream of an ended call.
     Ended(RetainedOutcome<A>),
 }
 
@@ -119,7 +119,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// Returns the session's call whose accepted request has the JSON-RPC id `request`.
+    /// Returns the session's accepted call with the JSON-RPC id `request`.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }
@@ -146,9 +146,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the only call with this JSON-RPC id in any scope.
+    /// Returns the only call with this JSON-RPC id across all scopes.
     ///
-    /// Returns `None` if no scope has such a call, or several do.
+    /// Returns `None` if no scope has one, or several do.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)
@@ -189,7 +189,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
-    /// Returns the only in-flight call that has an event id, in any scope. Returns `None` if none or several have it.
+    /// Returns the in-flight call with this event id in any scope, if exactly one has it.
     pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
         let event_match = match self.scopes {
             ScopeSet::None => return None,
@@ -264,7 +264,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns why a call without a grace period is detached, or `None` for any other call.
     ///
-    /// Only a pending resume can have kept such a call running.
+    /// Only a pending resume can have kept it running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let detached = self.calls.get(id)?.detached()?;
         detached
@@ -275,7 +275,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns `true` if a session's client may still resume.
     ///
-    /// This is the case if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// This is the case if the session has a detached call, or an undelivered answer still retained and unexpired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_detached =

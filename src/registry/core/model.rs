@@ -411,7 +411,7 @@ impl Run {
             // In rmcp's format, any of a stream's event ids identifies it.
             let event = event_id(*stream, self.answers);
             let form = match stream {
-                Stream::Event(..) => EventIdFormat::Any,
+                Stream::Event(..) => EventIdFormat::Other,
                 Stream::Numbered(_) | Stream::Opaque(_) => EventIdFormat::Rmcp,
             };
             self.session.record_event_id(id, &event, form);

@@ -10,15 +10,15 @@ use crate::call::CallId;
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Records the `retry` of a stream that has ended. Returns the longest one in the session so far.
+    /// Records an ended stream's `retry`. Returns the longest one in the session so far.
     ///
-    /// Whichever stream it resumes, the TypeScript SDK first waits for the last `retry` that it received on any of the session's streams.
+    /// Whichever stream it resumes, the TypeScript SDK first waits for the last `retry` received on any of the session's streams.
     pub(crate) fn record_retry(&mut self, retry: Option<Duration>) -> Option<Duration> {
         self.longest_retry = self.longest_retry.max(retry);
         self.longest_retry
     }
 
-    /// Adds a pending resume to a call, which defers the expiry of the grace period. Returns `false` if the call has ended.
+    /// Adds a pending resume to a call, which defers the expiry of its grace period. Returns `false` if the call has ended.
     pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;

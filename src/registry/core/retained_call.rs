@@ -78,7 +78,7 @@ impl<A> EndedCall<A> {
 // === impl DeliveryState ===
 
 impl DeliveryState {
-    /// All states, in the order in which calls are evicted.
+    /// All states, in eviction order.
     pub(crate) const ALL: [Self; 2] = [Self::Delivered, Self::Undelivered];
 }
 
@@ -111,7 +111,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of the string that the client chose, if any: a cancelled call's request id.
+    /// Returns the length of the client-chosen string, if any: a cancelled call's request id.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

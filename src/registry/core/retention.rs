@@ -1,23 +1,23 @@
 //! Retains ended calls, so that clients can still resume them.
 //!
-//! A disconnected client may resume a stream whose call has ended in the meantime. It then receives what the retained call holds: the
-//! answer, or the error if the call was cancelled. The client may resume any number of times.
+//! A disconnected client may resume a stream whose call has ended in the meantime. It then receives the retained outcome: the answer, or an
+//! error if the call was cancelled. The client may resume any number of times.
 //!
-//! Each session id has one queue of retained calls, in order of completion, and expired ones are removed from its head. If an older call
-//! has a later deadline, a retained call may therefore outlive its own. Retained calls are not in a map, because late clients are rare and
-//! a resume only searches its own session's calls.
+//! Each session id has one queue of retained calls, in order of completion. Expired calls are only removed from its head, so a call may
+//! outlive its deadline if an older call's is later. There is no map of retained calls, because late clients are rare and a resume only
+//! searches its own session's calls.
 //!
 //! # Limits
 //!
 //! 1. Each session id has a limit in bytes, and may retain at most [`MAX_DELIVERED`] delivered calls. If a call would exceed one of these
-//!    limits, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//!    limits, the oldest delivered ones are evicted first, then the oldest undelivered ones.
 //! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one.
 //!    Within each of these limits, a session retains no more bytes than remain for all the others ([`Totals::try_add_bytes`]), so a few
 //!    sessions cannot take all the space.
-//! 3. A call is never evicted to make room for another session id's call, nor an undelivered one for a delivered one, nor any for a call
-//!    that would not fit anyway. A call that cannot fit is not retained.
-//! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. When their clients resume, they receive what they
-//!    would receive without this crate.
+//! 3. A call is never evicted to make room for another session id's call or for a call that would not fit anyway, and an undelivered call
+//!    is never evicted for a delivered one. A call that cannot fit is not retained.
+//! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. If their clients resume, they receive what they
+//!    would have received without this crate.
 
 use std::{collections::VecDeque, mem, sync::Arc};
 
@@ -38,13 +38,13 @@ pub(crate) struct EvictedAnswer {
     /// The call's session id.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// The size counted for it.
+    /// The size it was counted as.
     pub(crate) bytes: usize,
 }
 
 /// Maximum number of delivered calls per session id.
 ///
-/// This is enough for a client whose connection has broken, because it resumes its latest calls.
+/// This is enough for a client with a broken connection, because it resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
 /// Approximate cost of a retained call in bytes, besides its answer and its strings.
@@ -55,7 +55,7 @@ pub(super) const RECORD_OVERHEAD: usize = 512;
 /// Approximate additional cost of a session's first retained call, in bytes.
 ///
 /// This is counted because the session's entry would be removed without that call. A session with nothing but one retained call was
-/// measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
+/// measured at about 1,400 bytes. By default, there can be at most about 12,000 of these sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// A session id's retained calls. Boxed, because most session ids have none, and their states are already large.
@@ -69,7 +69,7 @@ struct RetainedQueue<A> {
     bytes: PerDeliveryState<usize>,
     /// Number of delivered calls.
     delivered: usize,
-    /// Evicted answers that have not been reported yet.
+    /// Evicted answers not yet reported.
     evicted: Vec<EvictedAnswer>,
 }
 
@@ -86,7 +86,7 @@ impl<A> RetainedCalls<A> {
         !queue.evicted.is_empty()
     }
 
-    /// Removes up to `max` calls that have expired by `now` from the head of the queue.
+    /// Removes up to `max` expired calls from the head of the queue.
     pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
         let Some(queue) = &mut self.0 else {
             return;
@@ -125,7 +125,7 @@ impl<A> RetainedCalls<A> {
         self.calls().any(|call| call.session == session)
     }
 
-    /// Returns `true` if a session has an undelivered answer that is retained and has not expired.
+    /// Returns `true` if a session has an undelivered answer still retained and unexpired.
     pub(super) fn has_undelivered_answers(&self, session: KeyHash, now: Instant) -> bool {
         let mut undelivered = self.calls().filter(|call| {
             call.session == session && call.delivery_state == DeliveryState::Undelivered
@@ -222,7 +222,7 @@ impl<A> RetainedQueue<A> {
         }
     }
 
-    /// Returns `true` if a call would fit after all the evictions that are allowed for it.
+    /// Returns `true` if a call would fit after all evictions allowed for it.
     fn can_fit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
         let remaining = match call.delivery_state {
             DeliveryState::Delivered => *self.bytes.get(DeliveryState::Undelivered),
@@ -264,7 +264,7 @@ impl<A> RetainedQueue<A> {
 
     fn push(&mut self, call: RetainedCall<A>) {
         if self.calls.is_empty() {
-            // During a flood of sessions, most of them have only one.
+            // During a flood of sessions, most of them have only one call.
             self.calls.reserve_exact(1);
         }
         self.delivered += usize::from(call.delivery_state == DeliveryState::Delivered);
@@ -281,7 +281,7 @@ impl<A> RetainedQueue<A> {
         Some(call)
     }
 
-    /// Stores an undelivered answer, so that its eviction is reported. A delivered one needs no report.
+    /// Records an undelivered answer, so that its eviction is reported. A delivered one needs no report.
     #[cold]
     fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
         if call.delivery_state == DeliveryState::Undelivered {

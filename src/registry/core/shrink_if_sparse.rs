@@ -5,14 +5,14 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of it is in use.
+/// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of its capacity is in use.
 const MIN_CAPACITY: usize = 64;
 
-/// A collection that keeps its capacity when elements are removed.
+/// A collection that retains its capacity when elements are removed.
 pub(crate) trait ShrinkIfSparse {
     /// Releases capacity if less than an eighth of it is used. Must be called after each removal.
     ///
-    /// Half of the remaining capacity stays free, so that it takes many insertions or removals before the next reallocation.
+    /// Half of the remaining capacity stays free, so that many insertions or removals can follow before the next reallocation.
     fn shrink_if_sparse(&mut self);
 }
 

@@ -1,7 +1,7 @@
-//! A map that is a list while it is small.
+//! A map stored as a list while it is small.
 //!
 //! Most sessions have one call at a time, so nearly every map is small. A large map is a B-tree, which only moves a few entries at a time,
-//! even when it grows. A hash table would move all of them at once, while the session's other calls wait.
+//! even when it grows. A hash table would move all of them at once, making the session's other calls wait.
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 

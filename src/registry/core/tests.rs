@@ -578,7 +578,7 @@ fn invariant_8_ids_in_rmcps_format_are_opaque_if_another_server_may_have_issued_
         let calls = [1, 2].map(|id| accepted(&mut session, request(id), "call"));
         for nth in [0, 1] {
             for (id, event_ids) in calls.iter().zip(ids) {
-                session.record_event_id(*id, event_ids[nth].as_bytes(), EventIdFormat::Any);
+                session.record_event_id(*id, event_ids[nth].as_bytes(), EventIdFormat::Other);
             }
         }
         for (id, event_ids) in calls.iter().zip(ids) {
@@ -828,7 +828,7 @@ fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undeliver
         "delivered answers have reached their limit"
     );
     let totals = &sessions[0].shared.totals;
-    let delivered = totals.bytes_of(DeliveryState::Delivered);
+    let delivered = totals.bytes_in(DeliveryState::Delivered);
     assert!((5_000..=10_000).contains(&delivered), "{delivered}");
 
     for stream in 0..8 {
@@ -845,7 +845,7 @@ fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
     for stream in 0..30 {
         end_with(&mut greedy, now, stream, true, 1_488);
     }
-    let bytes = greedy.shared.totals.bytes_of(DeliveryState::Undelivered);
+    let bytes = greedy.shared.totals.bytes_in(DeliveryState::Undelivered);
     assert!((12_000..=15_000).contains(&bytes), "{bytes}");
     assert!(is_retained(&greedy, 29), "the latest answer was evicted");
     assert!(!is_retained(&greedy, 0) && !greedy.take_evicted().is_empty());
@@ -1120,7 +1120,7 @@ fn a_rekeyed_call_keeps_everything_but_its_keys() {
     let mut session = session();
     let id = CallId::next();
     session.start(id, None, "call", None);
-    session.record_event_id(id, b"0/0", EventIdFormat::Any);
+    session.record_event_id(id, b"0/0", EventIdFormat::Other);
     assert!(
         session
             .find_including_unaccepted(&here(), &RequestId::Number(7))
@@ -1135,7 +1135,7 @@ fn a_rekeyed_call_keeps_everything_but_its_keys() {
         session.find(&here(), &RequestId::Number(7)),
         Some((id, "call"))
     );
-    session.record_event_id(id, b"0/1", EventIdFormat::Any);
+    session.record_event_id(id, b"0/1", EventIdFormat::Other);
 
     session.rekey(id, &scope_of(1), RequestId::Number(8));
     assert!(
@@ -1198,7 +1198,7 @@ fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
         let mut session = session();
         let calls = [1, 2].map(|id| accepted(&mut session, request(id), "call"));
         for (id, event) in calls.iter().zip(ids) {
-            session.record_event_id(*id, event.as_bytes(), EventIdFormat::Any);
+            session.record_event_id(*id, event.as_bytes(), EventIdFormat::Other);
         }
         let matched = session.match_event(&here(), ids[0].as_bytes());
         assert_eq!(matched.in_flight().len(), 2, "{ids:?}");
@@ -1218,11 +1218,11 @@ fn an_event_of_two_in_flight_calls_matches_both_even_if_an_ended_third_had_it() 
     let (mut session, now) = (session(), Instant::now());
     let first = accepted(&mut session, request(1), "first");
     let second = accepted(&mut session, request(2), "second");
-    session.record_event_id(first, b"x", EventIdFormat::Any);
-    session.record_event_id(second, b"x", EventIdFormat::Any);
+    session.record_event_id(first, b"x", EventIdFormat::Other);
+    session.record_event_id(second, b"x", EventIdFormat::Other);
     session.finish(second, None);
     let third = accepted(&mut session, request(3), "third");
-    session.record_event_id(third, b"x", EventIdFormat::Any);
+    session.record_event_id(third, b"x", EventIdFormat::Other);
 
     detach(&mut session, first, now);
     let mut matched = session.match_event(&here(), b"x").in_flight();
@@ -1240,7 +1240,7 @@ fn an_event_of_two_in_flight_calls_matches_both_even_if_an_ended_third_had_it() 
 fn an_event_also_matches_a_call_in_another_scope_whose_ids_are_incomplete() {
     let mut session = session();
     let known = accepted(&mut session, request(7), "known");
-    session.record_event_id(known, b"x", EventIdFormat::Any);
+    session.record_event_id(known, b"x", EventIdFormat::Other);
     let there = Some((scope_of(1), RequestId::Number(7)));
     let unreadable = accepted(&mut session, there, "unreadable");
     session.mark_event_ids_incomplete(unreadable);

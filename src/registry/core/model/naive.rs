@@ -240,7 +240,7 @@ impl Model {
         call.unobserved_until = None;
         call.state = Some(state);
         call.resume_window = match state {
-            DetachedState::GraceUntil { deadline, .. } => deadline - detachment.since(),
+            DetachedState::GraceUntil { deadline, .. } => deadline - detachment.detached_at(),
             DetachedState::UntilComplete { resume_window }
             | DetachedState::ForgetAt { resume_window, .. } => resume_window,
         };
@@ -255,7 +255,7 @@ impl Model {
             call.last_deadline = Some(deadline);
         }
         call.is_confirmed = false;
-        call.is_expired = call.due().is_some_and(|at| at <= detachment.since());
+        call.is_expired = call.due().is_some_and(|at| at <= detachment.detached_at());
         call.expiry_count += usize::from(call.is_expired);
         if call.is_expired {
             DetachOutcome::CancelNow
