@@ -9,7 +9,7 @@ use crate::{
     sse::Reader,
 };
 
-/// The message that the crate reads from a request body.
+/// A message read from a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedMessage {
     Request {
@@ -26,7 +26,7 @@ pub enum ParsedMessage {
     Response,
 }
 
-/// An event that the crate reads from a response body.
+/// An event read from a response body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedEvent {
     pub id: Option<Vec<u8>>,
@@ -59,7 +59,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent
     events
 }
 
-/// Applies encoded operations to the registry's core and a model. Panics if the two differ.
+/// Applies encoded operations to the registry's core and to a model. Panics if they differ.
 pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }

@@ -1,6 +1,6 @@
 //! The headers that the layer reads.
 //!
-//! The ones it needs from every message are found in a single pass, which is cheaper than looking up each of them.
+//! Those needed from every message are collected in a single pass, which is cheaper than looking up each of them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -9,7 +9,7 @@ pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// The headers that are read from every request and response.
+/// The headers read from every request and response.
 #[derive(Debug, Default)]
 pub(crate) struct McpHeaders<'a> {
     pub(crate) session_id: Header<'a>,
@@ -88,7 +88,7 @@ pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
 
 /// Returns `true` if, judging by its `Content-Type`, a body cannot be a JSON-RPC message.
 ///
-/// Returns `false` if the header is absent or repeated, and also for `application/json-rpc` and types that end in `+json`, because some
+/// Returns `false` if the header is absent or repeated, and also for `application/json-rpc` and types ending in `+json`, because some
 /// servers accept those as well.
 pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {

@@ -1,4 +1,4 @@
-//! The JSON-RPC messages that this crate itself creates.
+//! JSON-RPC messages created by this crate.
 
 use std::borrow::Cow;
 
@@ -10,9 +10,9 @@ use crate::call::{CancelReason, RequestId};
 /// The code for an internal server error (JSON-RPC 2.0, section 5.1).
 pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
-/// Returns the code and the message of the error that a cancelled call's client receives.
+/// Returns the code and message of the error that a cancelled call's client receives.
 ///
-/// The message includes the reason if it is known.
+/// The message includes the reason, if known.
 pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>) {
     match reason {
         Some(CancelReason::TimedOut) => (-32001, "Request timed out".into()),

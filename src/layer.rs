@@ -17,8 +17,8 @@ use crate::{
     service::CancelOnDisconnect,
 };
 
-/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout). There has to be one, because the timer checks each stream once per
-/// timeout.
+/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout). The timer checks each stream once per timeout, so there has to be a
+/// minimum.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Cancels the calls of clients that disconnect. See the [crate docs](crate).
@@ -103,8 +103,8 @@ impl CancelOnDisconnectLayer {
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
-    /// For anything that the policy does not set, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, no matter in which
-    /// order you set the options. If the closure panics, they apply as well.
+    /// For anything that the policy leaves unset, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, regardless of the
+    /// order in which you set the options. If the closure panics, they apply as well.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -112,14 +112,14 @@ impl CancelOnDisconnectLayer {
 
     /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
     ///
-    /// Such a call is not ended by a grace period or by [`supersede`](Policy::supersede). It can still be ended by a
+    /// An exempt call is not ended by a grace period or by [`supersede`](Policy::supersede). It can still be ended by a
     /// [`call_timeout`](Self::call_timeout), by [`Calls::cancel`] or [`Calls::drain`], or by its client's own `notifications/cancelled`,
     /// and it still ends with its session. A subscription still ends with its stream.
     ///
-    /// A server that stops a call on its own when the connection closes is not affected. rmcp 3 does so for calls without a session, by
-    /// firing `RequestContext::ct`: see [`Grace`].
+    /// This has no effect on a server that stops a call on its own when the connection closes. rmcp 3 does that for calls without a
+    /// session, by firing `RequestContext::ct` (see [`Grace`]).
     ///
-    /// If there are several closures, a call is exempt if any of them returns `true`. A closure that panics does not exempt the call.
+    /// If you add several closures, a call is exempt if any of them returns `true`. A closure that panics does not exempt the call.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
         self
@@ -127,8 +127,8 @@ impl CancelOnDisconnectLayer {
 
     /// Adds an extension to each call, derived from its request's headers and extensions.
     ///
-    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers read it with [`CallInfo::extension`]. It can be, for example,
-    /// the user, the tenant or the route that an outer middleware has added to the request's extensions. It is dropped along with the last
+    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers read it with [`CallInfo::extension`]. For example, it can be the
+    /// user, tenant or route that an outer middleware has added to the request's extensions. The extension is dropped along with the last
     /// [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns `None` or panics, the call does not
     /// get this extension. If several closures return the same type, the last one to return a value wins.
     ///
@@ -189,8 +189,8 @@ impl CancelOnDisconnectLayer {
     /// call waits for the decision, and if its client resumes in the meantime, the call is not cancelled. If the closure panics, or has not
     /// decided within 10 s, the call waits for another grace period.
     ///
-    /// The closure is not called for calls without a grace period. It does not delay a cancellation by a
-    /// [`call_timeout`](Self::call_timeout), by [`Calls`], or because a session ends.
+    /// The closure is not called for calls without a grace period. It does not delay a cancellation caused by a
+    /// [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It does not keep the call or its session open.
     ///
@@ -222,7 +222,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how long a call may last, unless its [`policy`](Self::policy) sets another limit.
+    /// Sets how long a call may last, unless its [`policy`](Self::policy) sets a different limit.
     ///
     /// See [`Policy::call_timeout`]. There is no limit by default.
     ///
@@ -252,11 +252,11 @@ impl CancelOnDisconnectLayer {
 
     /// Sends a comment on each `text/event-stream` response that has been quiet for `interval`.
     ///
-    /// The interval is at least 1 ms. Off by default; rmcp itself sends such comments every 15 s.
+    /// The interval is at least 1 ms. Off by default; rmcp itself sends comments like these every 15 s.
     ///
-    /// A client that has vanished is detected only when a write to its connection fails. The comment, called a *probe*, is such a write.
-    /// Clients ignore it because it is not an event, but proxies treat it as traffic. Probes are only sent between events, never inside
-    /// one, and not at all if the body is encoded or its length is known.
+    /// A vanished client is detected only when a write to its connection fails. The comment, called a *probe*, provides that write. Clients
+    /// ignore it because it is not an event, but proxies treat it as traffic. Probes are only sent between events, never inside one, and
+    /// not at all if the body is encoded or its length is known.
     ///
     /// The layer also sets `X-Accel-Buffering: no` and `Cache-Control: no-cache` on the response, unless the inner service has set them.
     ///
@@ -295,15 +295,14 @@ impl CancelOnDisconnectLayer {
     /// probes, and finally the answer as an event.
     ///
     /// Without this option, if a call is answered with JSON, or is a silent call of revision 2026-07-28, there is no response head until
-    /// the handler sends something. Until then, proxies cut off such a call at their idle limit, and a client that has vanished is not
-    /// detected.
+    /// the handler sends something. Until then, proxies cut off the call at their idle limit, and a vanished client is not detected.
     ///
-    /// This is off by default, because the head of the inner response is lost: its headers are dropped, and an error status becomes the
-    /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
+    /// This is off by default, because the inner response's head is lost: its headers are dropped, and an error status becomes the JSON-RPC
+    /// error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
     /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. The layer removes
-    /// `Accept-Encoding` from every POST from such a client that may carry JSON, because the request head does not show whether the body is
-    /// a call. The call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
+    /// `Accept-Encoding` from every POST by these clients that may carry JSON, because the request head does not show whether the body is a
+    /// call. The call's stream is probed at the [`keep_alive`](Self::keep_alive) interval, or every 15 s if there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -340,14 +339,14 @@ impl CancelOnDisconnectLayer {
     ///
     /// # What counts as reading
     ///
-    /// A large frame is passed on in pieces of 16 KiB, so a client that reads it slowly still counts as reading. The layer itself only
-    /// sees hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send
-    /// buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
-    /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
+    /// A large frame is passed on in 16 KiB pieces, so a client that reads it slowly still counts as reading. The layer itself only sees
+    /// hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send buffer
+    /// grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part to about
+    /// 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2, a client that stops reading one stream can exhaust the flow-control window of the whole connection. Then none of its
-    /// streams can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them
-    /// exhausted the window. Choose a timeout longer than any pause that a well-behaved client makes.
+    /// On HTTP/2, a client that stops reading one stream can exhaust the entire connection's flow-control window. Then none of its streams
+    /// can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them exhausted the
+    /// window. Choose a timeout longer than any pause that a well-behaved client might make.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///
@@ -402,7 +401,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Adds a closure as an observer. Unlike with [`observe`](Self::observe), its argument needs no type annotation.
+    /// Adds a closure as an observer. Unlike [`observe`](Self::observe), this does not require a type annotation on the closure's argument.
     pub fn observe_fn(self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observe(observer)
     }

@@ -1,8 +1,8 @@
 //! Cancels an in-flight MCP call when its client disconnects, and only then.
 //!
 //! When a client closes its connection mid-call, an [rmcp](https://docs.rs/rmcp) server in session mode (the default) keeps the tool
-//! running: the cancellation token never fires, and the work continues without a client. This crate is a tower layer that cancels such
-//! a call. If the client reconnects for its answer instead, it keeps its call.
+//! running: the cancellation token never fires, and the work continues without a client. This crate is a tower layer that cancels these
+//! calls. If a client reconnects for its answer, its call keeps running.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -48,12 +48,12 @@
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | describe a call in events and snapshots |
 //! | [`observe`] | contains the other types in events and snapshots, and the metrics |
 //! | `socket` | detects disconnects that hyper misses (feature `socket`) |
-//! | [`body`], [`transport`] | contain the types that you need to name in services of your own |
+//! | [`body`], [`transport`] | contain the types that you need to name in your own services |
 //! | [`manual`] | explains [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating) and the [defaults](manual::defaults) |
 //!
 //! # What counts as a disconnect
 //!
-//! A disconnect is any of these:
+//! Any of the following counts as a disconnect:
 //!
 //! - The response future or the response body is dropped before it completes, or the response body fails. This is what happens when a
 //!   connection is closed, or when an HTTP/2 stream is reset.
@@ -63,17 +63,17 @@
 //! It is not a disconnect when a response to HEAD ends, when a body of known length has been sent in full, or when the server ends a
 //! stream.
 //!
-//! If a connection dies silently, that counts as a disconnect only once a write to it fails, and there are other cases that hyper misses
-//! as well. These are the remedies:
+//! A connection that dies silently counts as a disconnect only once a write to it fails, and hyper misses some other cases as well. These
+//! are the remedies:
 //!
 //! | a client that … | is detected by |
 //! |---|---|
-//! | has vanished together with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
-//! | has disconnected while hyper is holding bytes of the next request, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
-//! | has vanished while its silent handler has not sent a response head yet | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
+//! | has vanished along with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
+//! | has disconnected while hyper has part of the next request buffered, or before the request body was read | `keep_alive`, or at once by a `WatchedListener` |
+//! | has vanished before its silent handler has sent a response head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected but not reading | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
-//! [Deploying](manual::deploying) lists how long detection takes at worst in each case, and how proxies affect it.
+//! [Deploying](manual::deploying) lists the worst-case detection time for each case, and how proxies affect it.
 //!
 //! # What a disconnect means
 //!
@@ -95,10 +95,10 @@
 //!
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, so it cannot distinguish a
 //!   client that reconnects from one that does not.
-//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does so with this layer, which then also
-//!   reports the reason.
-//! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
-//! - `mcp-cancel-cluster` is for servers with several instances, behind a load balancer that does not route by session.
+//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. It still does with this layer, which then also reports the
+//!   reason.
+//! - `mcp-cancel-proxy` is this layer as a standalone program, for servers written in any language.
+//! - `mcp-cancel-cluster` is for servers with several instances behind a load balancer that does not route by session.
 //!
 //! # Features
 //!

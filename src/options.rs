@@ -31,7 +31,7 @@ pub enum RetainAnswers {
     /// All answers, including those that were in transit when the connection broke.
     ///
     /// They are retained for at least 60 s, unless they are evicted. If a call's client is still connected, its answer is evicted first,
-    /// and only the latest 64 such answers per session id are retained.
+    /// and only the latest 64 of these answers per session id are retained.
     #[default]
     All,
     /// Only the answers to calls that were detached when they completed.
@@ -50,11 +50,11 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// The rules for anything that a policy does not set.
+    /// The rules for anything that a policy leaves unset.
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<IsExempt>>,
-    /// Closures, each of which adds an extension to a request's calls.
+    /// Closures that each add an extension to a request's calls.
     pub(crate) extensions: Vec<Arc<AddExtension>>,
     /// Decides whether an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
@@ -83,7 +83,7 @@ impl Options {
 
     /// Returns a call's rules.
     ///
-    /// If the policy closure panics, it sets nothing. If an exemption closure panics, it does not exempt the call.
+    /// A policy closure that panics sets nothing, and an exemption closure that panics does not exempt the call.
     pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));

@@ -1,4 +1,4 @@
-//! `Serialize` for the types in snapshots (feature `serde`).
+//! `Serialize` implementations for snapshot types (feature `serde`).
 //!
 //! Request ids are serialized as in JSON-RPC, names as in metrics, and times in seconds. Session ids are omitted, because a client that
 //! knows one can act for the session.
@@ -24,7 +24,7 @@ impl Serialize for RequestId {
     }
 }
 
-// This is not derived, so that a new field cannot be published by accident.
+// Not derived, so that a new field can't be exposed by accident.
 impl Serialize for CallInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut info = serializer.serialize_struct("CallInfo", 5)?;

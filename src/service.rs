@@ -1,4 +1,4 @@
-//! The service, which tracks every request and its response with an exchange.
+//! The service, which tracks each request and its response in an exchange.
 
 use std::{
     fmt,
@@ -26,9 +26,9 @@ use crate::{
 ///
 /// The inner service receives requests with a [`TeeBody`], and can respond with any body.
 ///
-/// If a request already has a [`CallToken`], it has passed through another layer of this kind, so this service passes it through
-/// unchanged. The exception is a token whose call a session manager is already tracking: in that case, a handler has copied the head of its
-/// own request into a new one, which this service treats like any other.
+/// A request that already has a [`CallToken`] has passed through another layer of this kind, so this service passes it through unchanged.
+/// The exception is a token whose call a session manager is already tracking: in that case, a handler has copied the head of its own
+/// request into a new one, which this service treats like any other.
 ///
 /// ```
 /// use axum::body::Body;

@@ -1,8 +1,8 @@
-//! A fixed number of locks, which entries share according to their hash.
+//! A fixed set of locks, shared by entries according to their hashes.
 
 use std::slice;
 
-/// Enough that concurrent lookups of two different entries rarely contend.
+/// Enough that concurrent lookups of different entries rarely contend.
 const SHARDS: usize = 64;
 
 pub(crate) struct Shards<L>(Box<[L]>);
@@ -12,8 +12,8 @@ pub(crate) struct Shards<L>(Box<[L]>);
 impl<L> Shards<L> {
     /// Returns the lock for a hash.
     ///
-    /// It is chosen by bits of the hash that a map behind the lock does not use.
-    pub(crate) fn of(&self, hash: u64) -> &L {
+    /// The lock is chosen using hash bits that the map behind it does not use.
+    pub(crate) fn get(&self, hash: u64) -> &L {
         let index = (hash >> 32) as usize % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]
         &self.0[index]

@@ -1,10 +1,10 @@
-//! Waiting until a condition holds.
+//! A helper for waiting until a condition holds.
 
 use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Waits until a condition holds. Checks it at once, and again whenever `changed` is notified.
+/// Waits until a condition holds, checking it at once and whenever `changed` is notified.
 pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());

@@ -1,4 +1,4 @@
-//! The operator pages, on an address of their own: health, metrics and calls in flight.
+//! The operator pages, on their own address: health, metrics and calls in flight.
 //!
 //! | path | what it does |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | `/calls/{id}/cancel` | lets a script cancel a call, with the token from `--admin-token` |
 //! | `/sessions`, `/sessions.json` | lists a command's sessions, with their age and last use |
 //!
-//! `Host` must be one of this host's names, one of `--allow-host`, or an IP address. The number of connections is limited. On a
-//! loopback address, the calls and sessions are shown without a token. On any other address they require the token, because
-//! without it, only this machine may cancel calls. Health and metrics never require the token.
+//! `Host` must be one of this host's names, a host in `--allow-host`, or an IP address. The number of connections is limited.
+//! On a loopback address, the calls and sessions are shown without a token. On any other address they require the token,
+//! because without it, only this machine may cancel calls. Health and metrics never require the token.
 
 use std::{
     future::pending,
@@ -52,7 +52,7 @@ mod sessions_page;
 
 use self::calls_page::Page;
 
-/// How often metrics are moved out of their buffers. Each scrape does so as well.
+/// How often metrics are moved out of their buffers. Each scrape does this as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of operator connections.
@@ -68,7 +68,9 @@ const MAX_BODY: usize = 64 * 1024;
 /// This keeps a client that is not reading from holding on to its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// How long `/readyz` waits for a connection to the upstream. Kubernetes' probes wait for 1 s.
+/// How long `/readyz` waits for a connection to the upstream.
+///
+/// This is shorter than the 1 s after which Kubernetes' probes give up by default.
 const READY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whether the program accepts calls, for load balancers. Clones share the state.

@@ -38,15 +38,15 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// The longest reconnect delay that the proxy sends to clients.
+/// The longest reconnect delay to send to clients.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of the grace period to the reconnect delay.
 ///
-/// This allows for two attempts to resume, and for the time that requests take.
+/// This allows time for two attempts to resume, including the requests themselves.
 const RETRY_DIVISOR: u32 = 4;
 
-/// The shortest grace period that the proxy accepts without a warning.
+/// The shortest grace period accepted without a warning.
 ///
 /// SDKs that have not received a `retry` resume after 1 s, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
@@ -87,7 +87,7 @@ pub struct Config {
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that has disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or
+    /// How long a call waits for a disconnected client: auto, immediate, never, a time such as 20s (auto, with this time), or
     /// always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
@@ -110,7 +110,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep no events; clients can then resume only if the upstream keeps them (with --upstream)
+    /// Store no events; clients can then resume only if the upstream stores them (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
@@ -118,7 +118,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
-    /// Maximum total size of the events kept for clients that resume
+    /// Maximum total size of the events stored for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
@@ -188,7 +188,7 @@ pub struct Config {
     #[command(flatten)]
     pub operators: Operators,
 
-    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this time plus 2 s if that is longer
+    /// How long calls may continue after a signal; the entire shutdown takes at most 10 s, or this time plus 2 s if that is longer
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 
@@ -241,7 +241,7 @@ impl Config {
 
     /// Reads the same sources, but returns only the address for operators, if any.
     ///
-    /// Each option must be valid, but there may be no server, and options may conflict.
+    /// Each option must be valid on its own, but there may be no server, and options may conflict.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -270,13 +270,14 @@ impl Config {
 
     /// Returns the reconnect delay for clients: a quarter of the shortest grace period.
     ///
-    /// It is based on the shortest one because a client uses the same delay for all of its streams, and is at most [`MAX_RETRY`].
+    /// A client uses the same delay for all of its streams, so the shortest grace period determines it. The delay is at most
+    /// [`MAX_RETRY`].
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// Returns the grace periods that are times, each with its tool (`None` for the default).
+    /// Returns the timed grace periods, each with its tool (`None` for the default).
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let tool_graces = self.tool_grace.iter();
         let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));
@@ -293,7 +294,7 @@ impl Config {
         let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         warnings.collect()
@@ -312,7 +313,7 @@ impl Config {
         }
     }
 
-    /// Checks for options that conflict, and for options that require another one.
+    /// Checks for conflicting options, and for options that require another one.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
@@ -324,12 +325,12 @@ impl Config {
         let options = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return usage_error(
-                    "no MCP server: give its URL with --upstream, or its command after --",
+                    "no MCP server: pass its URL with --upstream, or its command after --",
                 );
             }
             (Some(_), false) => {
                 return usage_error(
-                    "--upstream and a command are mutually exclusive: give only one of them",
+                    "--upstream and a command are mutually exclusive: pass only one of them",
                 );
             }
             (Some(_), true) => inapplicable::COMMAND_ONLY,
@@ -358,7 +359,7 @@ impl Config {
     }
 }
 
-/// Returns `true` if it is impossible to listen on both addresses at the same time.
+/// Returns `true` if the proxy can't listen on both addresses at the same time.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let is_any = a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || is_any)
@@ -387,7 +388,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds another source's entries for those options that are not set in the arguments.
+/// Adds another source's entries for options that the arguments do not set.
 fn add_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
@@ -406,7 +407,7 @@ fn add_defaults(
     Ok(merged)
 }
 
-/// Returns `true` if the option is set in the arguments, or another option that replaces it.
+/// Returns `true` if the arguments set the option, or another one that replaces it.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));
@@ -419,7 +420,7 @@ fn is_set(matches: &ArgMatches, option: &str) -> bool {
     }
 }
 
-/// Returns `true` if the option is a switch and is turned off.
+/// Returns `true` if the option is a switch that is turned off.
 fn is_off(matches: &ArgMatches, option: &str) -> bool {
     let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
@@ -431,7 +432,7 @@ fn bare_command() -> Command {
 }
 
 /// Checks a single option on its own.
-fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
+fn check_option(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()
         .try_get_matches_from(name.chain(args))
@@ -439,7 +440,7 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
         .map_err(entry::redact_secrets)
 }
 
-/// Returns `true` if an option's values must not be shown.
+/// Returns `true` if an option's values must be kept secret.
 fn value_is_secret(option: &str) -> bool {
     let command = Config::command();
     let mut arguments = command.get_arguments();

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Number of descriptors reserved for the program itself.
 ///
-/// The listeners, the runtime and the standard streams need some, and so does a process that is being started.
+/// The listeners, the runtime and the standard streams need some, and so does a process being started.
 const RESERVED: usize = 48;
 
 /// Number of descriptors per session.
@@ -16,7 +16,7 @@ const RESERVED: usize = 48;
 /// A session's process has three pipes. It only needs more while it is starting.
 const PER_SESSION: usize = 4;
 
-/// Number of client connections to raise the limit for.
+/// Number of client connections that the raised limit allows for.
 const CONNECTIONS: usize = 4_096;
 
 /// How this process's descriptors are distributed.
@@ -62,8 +62,8 @@ impl Descriptors {
 
     /// Returns the maximum number of client connections, which is at least 1.
     ///
-    /// For an upstream, this is half of the descriptors. For a command, it is whatever the sessions leave over, but at least a
-    /// quarter of the descriptors.
+    /// For an upstream, this is half of the descriptors. For a command, it is whatever remains after the sessions' share, but
+    /// at least a quarter of the descriptors.
     pub(crate) fn connections(self) -> usize {
         let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
@@ -73,7 +73,7 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns how many sessions the descriptors suffice for, or `None` if they suffice for all.
+    /// Returns the number of sessions the descriptors suffice for, or `None` if that is all.
     pub(crate) fn session_limit(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;

@@ -3,10 +3,10 @@
 //! SIGTERM, SIGINT, SIGQUIT or SIGHUP starts the shutdown, which has three steps:
 //!
 //! 1. `/readyz` starts returning 503. Clients can still resume to get their answers.
-//! 2. For up to `--drain`, the proxy waits for calls to end. It also waits for clients that are reading stored events, and for
-//!    the calls in `keep_running`. If an answer is waiting for a client that has disconnected, the proxy waits as long as the
-//!    client may still resume within its reconnect delay. Then it cancels the calls that remain: their clients get an error,
-//!    and their servers a cancellation.
+//! 2. For up to `--drain`, the proxy waits for calls to end. It also waits for clients reading stored events, and for the calls
+//!    in `keep_running`. If an answer is waiting for a disconnected client, the proxy waits as long as the client may still
+//!    resume within its reconnect delay. Then it cancels the remaining calls: their clients get an error, and their servers a
+//!    cancellation.
 //! 3. The proxy stops accepting connections and closes the open ones. As long as any of them has an answer in flight, they may
 //!    stay open for the rest of `--drain`. A GET has an answer in flight once it has a response, and any other request as soon
 //!    as its head has arrived. Meanwhile, the proxy stops the session processes, within the rest of `SHUTDOWN_TIMEOUT` or within
@@ -43,9 +43,10 @@ pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// How long connections have to close gracefully. After that, any without an answer in flight is dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long after the first signal another one is treated as a repeat of it.
+/// How long after the first signal another one is treated as a repetition.
 ///
-/// A process manager may signal a whole process group, and a wrapper in that group, such as npm, then forwards the signal again.
+/// A process manager may signal an entire process group, and a wrapper in that group, such as npm, then forwards the signal
+/// again.
 const REPEAT_WINDOW: Duration = Duration::from_millis(500);
 
 /// How often the shutdown checks whether clients have read their answers.
@@ -168,7 +169,7 @@ fn ignores_hangups() -> bool {
     ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
 }
 
-/// Parses the set of ignored signals from `status`, if it is there. Bit 0 is signal 1, SIGHUP.
+/// Parses the set of ignored signals from `status`, if present. Bit 0 is signal 1, SIGHUP.
 fn ignored_signals(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;
@@ -194,7 +195,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // This can't fail, because the sender is not dropped until it has sent.
+        // This can't fail, because the sender always sends before it is dropped.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

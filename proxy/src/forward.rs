@@ -1,12 +1,12 @@
-//! Forwards requests to a server that speaks HTTP, and its responses back, as bytes.
+//! Forwards requests to an MCP server over HTTP, and its responses back, as raw bytes.
 //!
 //! 1. Only configured targets are served: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for
 //!    the server's authorization metadata. No request can choose another host.
 //! 2. Bodies, paths, statuses and headers are passed through unchanged, except for hop-by-hop headers, `Expect`, the configured
 //!    headers, and those set by `public_url`. `Host` is replaced by the server's own, because the server may check it. Event
 //!    streams are requested without a content coding, because the proxy has to parse them to find the answer to a call.
-//! 3. If the server can't be reached or does not answer, the client gets 502 with a JSON-RPC error.
-//! 4. If the endpoint redirects, the redirect is either rewritten to point back at the proxy or answered with 502, so that no
+//! 3. If the server can't be reached or does not respond, the client gets 502 with a JSON-RPC error.
+//! 4. If the endpoint redirects, the redirect is either rewritten to point back at the proxy or replaced with a 502, so that no
 //!    client bypasses the proxy.
 //! 5. If a response is dropped before it is complete, its connection to the server is closed.
 
@@ -251,7 +251,7 @@ impl Upstream {
         {
             return Redirected::Unchanged;
         }
-        // Remove headers that describe the body, which is dropped, or that might repeat the address with the configured query.
+        // Remove headers describing the dropped body, and any that might repeat the address with the configured query.
         for name in [
             header::CONTENT_LENGTH,
             header::CONTENT_LOCATION,
@@ -298,7 +298,7 @@ impl Upstream {
         )
     }
 
-    /// Returns the response to a failed request: a refusal if its body can't be read, else 502.
+    /// Returns the response to a failed request: a refusal if its body can't be read, or else 502.
     async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
         if let Some(refused) = refusal::for_body_error(error) {
             return refused;
@@ -307,9 +307,9 @@ impl Upstream {
         let message = if error.is_connect() {
             "the MCP server behind this proxy cannot be reached (--upstream)"
         } else if is_head_too_large(error) {
-            "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy accepts"
+            "the MCP server behind this proxy responded with more than 100 header fields, or with a larger head than this proxy accepts"
         } else {
-            "the MCP server behind this proxy did not answer"
+            "the MCP server behind this proxy did not respond"
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
         let request = returned.request().await;
@@ -341,7 +341,7 @@ impl Upstream {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
-        // Servers differ in how they resolve `..`, so a path with it might lead out of the endpoint.
+        // Servers differ in how they resolve `..`, so a path containing it might escape the endpoint.
         let may_have_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
         (!may_have_parent_segment).then_some(path)
     }
@@ -354,7 +354,7 @@ impl Upstream {
     }
 }
 
-/// Returns a request's id as it was written, or `None` if there is none or it is ambiguous.
+/// Returns a request's id as it was written, or `None` if it is absent or ambiguous.
 fn request_id(text: &[u8]) -> Option<&str> {
     let message = Message::read(text)?;
     message.id.filter(|_| message.kind == Kind::Request)

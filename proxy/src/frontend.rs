@@ -4,8 +4,8 @@
 //!    absolute URI is refused, so that a request can't choose its server.
 //! 2. `Host` must be one of this host's names. Otherwise, a website could make its own name resolve to this host and read all
 //!    answers (DNS rebinding). Requests from pages with a foreign `Origin` are refused as well.
-//! 3. A request head may have up to 64 KiB, and a client's body up to 4 MiB. A connection's first head must arrive within 10 s,
-//!    and a body must keep making progress. The number of connections and the total size of all bodies are also limited
+//! 3. A request head may be up to 64 KiB long, and a client's body up to 4 MiB. A connection's first head must arrive within
+//!    10 s, and a body must keep making progress. The number of connections and the total size of all bodies are also limited
 //!    ([`FrontendLimits`]).
 //! 4. Each request carries its connection's `Peer` in its extensions, so that a disconnect is detected even while hyper is not
 //!    reading from the connection.
@@ -62,7 +62,7 @@ const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 /// How long a connection may be idle after its first request.
 ///
 /// Most clients and reverse proxies close an idle connection sooner than this (Caddy after 120 s, Go after 90 s, nginx after
-/// 60 s). If the proxy closed it first, a POST sent at that very moment would be lost, because it must not be repeated.
+/// 60 s). If the proxy closed it first, a POST sent at that very moment would be lost, because it must not be retried.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 
 /// Maximum number of concurrent requests on an HTTP/2 connection.
@@ -171,9 +171,9 @@ impl Frontend {
 
     /// Serves until `stop` completes, then closes the connections.
     ///
-    /// `stop` resolves to the time for which clients may still wait for answers and read them. Once no answer is in flight, the
-    /// remaining connections are closed within 500 ms. A GET has an answer in flight once its response has started, and any
-    /// other request as soon as its head has arrived.
+    /// `stop` resolves to how long clients may still wait for answers and read them. Once no answer is in flight, the remaining
+    /// connections are closed within 500 ms. A GET has an answer in flight once its response has started, and any other request
+    /// as soon as its head has arrived.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -250,8 +250,8 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` means no limit. To the kernel, a client that is not reading looks the same as one that has vanished, so it has to wait
-/// longer than the layer does.
+/// `None` means no limit. To the kernel, a client that is not reading looks the same as a vanished one, so the kernel has to
+/// wait longer than the layer does.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
@@ -332,8 +332,7 @@ async fn serve_connection(
                     if !is_open {
                         return;
                     }
-                    // With a graceful shutdown, a request that is already on its way is either answered, or its client can retry
-                    // it.
+                    // With a graceful shutdown, a request already on its way is either answered, or its client can retry it.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }

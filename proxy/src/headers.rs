@@ -16,7 +16,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// A priming event carries no message, just an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
-/// The first revision without sessions and resumes.
+/// The first revision without sessions and resumption.
 pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
 
 /// An event stream's media type.
@@ -39,7 +39,7 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// Returns a header's value if the header occurs exactly once, is text and is not empty.
+/// Returns a header's value if the header occurs exactly once and is non-empty text.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
@@ -57,7 +57,7 @@ pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a s
 
 /// Returns `true` if a client accepts this media type.
 ///
-/// If several ranges match it, the most specific one decides (RFC 9110, section 12.5.1).
+/// If several ranges match it, the most specific one takes precedence (RFC 9110, section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let ranges = headers
@@ -94,7 +94,7 @@ fn has_zero_weight(range: &[u8]) -> bool {
     })
 }
 
-/// Returns `true` if a body has this media type, whatever its parameters.
+/// Returns `true` if a body has this media type, with any parameters.
 pub fn has_content_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))

@@ -18,7 +18,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use mcp_cancel_on_disconnect::body::TeeBody;
 use tower_service::Service;
 
-/// A service that answers every request, always with the same type of body.
+/// A service that responds to every request, always with the same type of body.
 pub trait HttpService:
     Service<
         Request<Body>,
@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// An adapter for a service inside the layer. It converts the layer's bodies to [`Body`].
+/// An adapter for a service inside the layer, which converts the layer's bodies to [`Body`].
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 
@@ -115,8 +115,8 @@ pub(crate) async fn read_to_end(mut body: Body, max: usize) -> Result<Bytes, Bod
         frames.push(frame);
     }
     let rest = stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
-    let whole = stream::iter(frames).chain(rest);
-    Err(Body::new(StreamBody::new(whole)))
+    let frames = stream::iter(frames).chain(rest);
+    Err(Body::new(StreamBody::new(frames)))
 }
 
 /// Joins data frames with a total length of `length`, without copying if there is only one.
@@ -129,8 +129,8 @@ fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes 
     if first.len() == length {
         return first;
     }
-    let mut whole = BytesMut::with_capacity(length);
-    whole.extend_from_slice(&first);
-    pieces.for_each(|piece| whole.extend_from_slice(&piece));
-    whole.freeze()
+    let mut body = BytesMut::with_capacity(length);
+    body.extend_from_slice(&first);
+    pieces.for_each(|piece| body.extend_from_slice(&piece));
+    body.freeze()
 }

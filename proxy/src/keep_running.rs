@@ -1,10 +1,10 @@
-//! Keeps calls running after a disconnect, if no disconnect may cancel them.
+//! Keeps calls running after a disconnect if no disconnect may cancel them.
 //!
 //! These are calls without a session, either to tools in `--exempt` or with the grace period `never`. A server without sessions
-//! treats a closed connection as a cancellation. To keep the connection open, a task reads the response to such a call until it
-//! ends, whether or not the client is still connected. The task only closes the connection earlier at the call timeout, or if
-//! the call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be such a call, so it
-//! is treated as one.
+//! treats a closed connection as a cancellation. To keep the connection open, a task reads the call's response until it ends,
+//! whether or not the client is still connected. The task closes the connection earlier only if the call timeout expires, or if
+//! the call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be one of these
+//! calls, so it is treated as one.
 
 use std::{
     convert::Infallible,
@@ -59,7 +59,7 @@ pub(crate) struct KeepRunning<S> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BackgroundCalls(Arc<AtomicUsize>);
 
-/// Counts a call in [`BackgroundCalls`] until it is dropped.
+/// Counts a call in [`BackgroundCalls`], until this guard is dropped.
 struct BackgroundCallGuard(BackgroundCalls);
 
 /// A call whose response is read even if its client has disconnected.
@@ -112,7 +112,7 @@ impl Graces {
         message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
     }
 
-    /// Reads a call's response in a task of its own, and returns it for the client.
+    /// Reads a call's response in its own task, and returns it for the client.
     ///
     /// Returns 503 if the task ends before the response head has arrived.
     async fn read_in_background(
@@ -131,7 +131,7 @@ impl Graces {
         };
         tokio::spawn(call.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // A client does not normally see this, because the layer itself answers a call whose token has fired.
+            // A client does not normally see this, because the layer itself responds to a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }
@@ -238,7 +238,7 @@ impl Drop for BackgroundCallGuard {
 impl BackgroundCall {
     /// Reads the response until it ends, the call is cancelled, or the call timeout expires.
     ///
-    /// Ignores a cancellation that is due to a disconnect.
+    /// Ignores a cancellation due to a disconnect.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));

@@ -1,7 +1,7 @@
 //! Reads the server's tool lists, to label metrics and to check the tools named in options.
 //!
-//! If an option names a tool that the server does not list, the proxy logs a warning, because the name may be misspelt or that of
-//! another server's tool. Once a complete list has been read, bodies are only copied if there are metrics.
+//! If an option names a tool that the server does not list, the proxy logs a warning, because the name may be misspelt or may
+//! belong to another server's tool. Once a complete list has been read, bodies are only copied if there are metrics.
 
 use std::{
     collections::BTreeSet,
@@ -30,14 +30,14 @@ use crate::{
 /// Maximum size of a request that is recognised as `tools/list`.
 const MAX_REQUEST: usize = 4 * 1024;
 
-/// A service that reads the tool lists sent by an inner service.
+/// A service that reads the tool lists in an inner service's responses.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
     readers: Readers,
 }
 
-/// What needs the listed tools.
+/// The consumers of the listed tools.
 #[derive(Debug, Clone)]
 struct Readers {
     unlisted: UnlistedTools,
@@ -45,13 +45,13 @@ struct Readers {
     labels: Option<ToolNames>,
 }
 
-/// The tools that are named in options, but have not been listed yet.
+/// The tools named in options that have yet to be listed.
 ///
 /// Empty once the first list has been read to its last page.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// A copy of a body. It is discarded if it exceeds a limit.
+/// A copy of a body, discarded if it exceeds a limit.
 #[derive(Debug, Default)]
 struct BodyCopy {
     bytes: Vec<u8>,
@@ -94,7 +94,7 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that reads the tool lists sent by `inner`.
+    /// Creates a service that reads the tool lists in `inner`'s responses.
     ///
     /// The service warns about each tool in `unlisted` that the server does not list, and adds all tools that the server does
     /// list to `labels`.

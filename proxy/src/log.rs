@@ -43,8 +43,8 @@ mod queue;
 
 /// The default filter. `RUST_LOG` adds to it, or replaces it if it sets a level for all targets.
 ///
-/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code and no help to users of
-/// the program.
+/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code and of no help to the
+/// program's users.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of bytes to log of a name sent by a client.
@@ -78,8 +78,8 @@ pub struct Log {
 ///
 /// # Errors
 ///
-/// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and an error of another kind if the writer thread
-/// or the export of traces can't be started.
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and one of any other kind if the writer thread or
+/// the export of traces can't be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
@@ -103,7 +103,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let log = registry()
         .with(
             lines(format, queue.clone())
-                .with_filter(filter.and(filter_fn(|of| of.target() != TARGET))),
+                .with_filter(filter.and(filter_fn(|metadata| metadata.target() != TARGET))),
         )
         .with(traces.as_ref().map(Traces::layer));
     #[cfg(not(feature = "otel"))]
@@ -158,7 +158,7 @@ fn prepend_default(filter: &str) -> String {
     }
 }
 
-/// Returns the number of lines that have been dropped.
+/// Returns the number of dropped lines.
 #[must_use]
 pub fn dropped() -> u64 {
     queue::dropped()

@@ -74,7 +74,7 @@ pub enum Kind {
 /// The members of `params` that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
-    /// The `requestId` of the call that a `notifications/cancelled` cancels.
+    /// The `requestId` in a `notifications/cancelled`.
     pub request_id: Option<&'a str>,
     /// The `progressToken` in a `notifications/progress`, or `_meta.progressToken` in a request.
     pub progress_token: Option<&'a str>,
@@ -105,7 +105,7 @@ enum Value {
     Text(Box<str>),
 }
 
-/// A key shared by any two ids that a server might confuse.
+/// A key shared by all ids that a server might confuse with each other.
 ///
 /// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -214,7 +214,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` if this is progress or a log message, which can be lost without harm.
+    /// Returns `true` if this is progress or a log message, which can safely be lost.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -253,7 +253,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Parses the `params`. Missing members and those of the wrong type are `None`.
+    /// Parses the `params`. A missing or mistyped member is `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
@@ -290,7 +290,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if notifications with this method can be lost without harm.
+/// Returns `true` if notifications with this method can safely be lost.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -408,7 +408,7 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns up to `max` bytes of a string, with control characters (and line breaks) replaced.
+/// Returns up to `max` bytes of a string, with control characters and line breaks replaced.
 ///
 /// If the string is longer, the result ends with an ellipsis.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
@@ -420,11 +420,11 @@ pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
             char
         }
     };
-    let mut shown: String = String::from_utf8_lossy(prefix).chars().map(clean).collect();
+    let mut sanitized: String = String::from_utf8_lossy(prefix).chars().map(clean).collect();
     if prefix.len() < text.len() {
-        shown.push('…');
+        sanitized.push('…');
     }
-    shown
+    sanitized
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ pub(crate) struct Origin {
 /// A request extension with what the server needs to know about the client's connection.
 ///
 /// Clones share the connection. The headers are only added to the request in `forward`, so that the event store does not see
-/// them. It would treat the client's address as a credential, which would change whenever the client moves to another network.
+/// them. The store would treat the client's address as a credential, and the address changes whenever the client moves to
+/// another network.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 
@@ -33,9 +34,9 @@ pub(crate) struct Connection {
 // === impl Origin ===
 
 impl Origin {
-    /// Creates an origin. Returns `None` if the scheme is neither http nor https.
+    /// Creates an http or https origin. Returns `None` for any other scheme.
     ///
-    /// Also returns `None` if the authority has no host, or if it names a user.
+    /// Also returns `None` if the authority has no host or names a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();

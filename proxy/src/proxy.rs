@@ -47,7 +47,7 @@ use crate::traces::{self, Traced, TracedBodies};
 /// How long the startup waits for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that is already listening. Call [`serve`](Self::serve) to serve its clients.
+/// A proxy that is listening, but not serving yet. Call [`serve`](Self::serve) to serve its clients.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -55,13 +55,13 @@ pub struct Proxy {
     server: Server,
     frontend: Frontend,
     admin: Option<Admin>,
-    /// The tool names that label metrics, or `None` if there are no metrics.
+    /// The tool names used as metric labels, or `None` if there are no metrics.
     tools: Option<ToolNames>,
     readiness: Readiness,
     ended: EndedCalls,
 }
 
-/// Counts the calls that have ended. Clones share the count.
+/// Counts ended calls. Clones share the count.
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 
@@ -235,8 +235,8 @@ impl Proxy {
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // From here on, the frontend closes its connections, but still lets clients read their answers in the time that is
-            // left.
+            // From here on, the frontend closes its connections, but still lets clients read their answers in the remaining
+            // time.
             let _ = begin_close.send(remaining_drain());
             let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(started.elapsed())
@@ -316,7 +316,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if there are other ids that JavaScript would read as the same number.
+/// Returns `true` if JavaScript would read other ids as the same number.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)

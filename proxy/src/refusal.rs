@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions that have sessions. A client can negotiate any of them with its server.
+/// The revisions with sessions. A client can negotiate any of them with its server.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// The `Retry-After` to send while a limit is reached.
@@ -64,14 +64,14 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
 
 /// Returns the error for a revision without sessions.
 ///
-/// The Python and TypeScript clients recognise this code and this list, and fall back to `initialize`.
+/// The Python and TypeScript clients recognise this code and list, and fall back to `initialize`.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Returns the response to a request whose body the proxy has refused to read.
+/// Returns the response to a request whose body the proxy refused to read.
 ///
 /// Returns `None` if `error` has any other cause.
 pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {

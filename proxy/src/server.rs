@@ -40,7 +40,7 @@ pub enum Server {
 pub struct Stats {
     /// Number of a command's running sessions, or of an upstream's sessions in the event store.
     pub sessions: usize,
-    /// Number of processes, including those that are stopping.
+    /// Number of processes, including stopping ones.
     pub children: usize,
     /// Number of bytes stored for clients that resume, overhead included.
     pub buffer_bytes: usize,

@@ -23,7 +23,7 @@ use crate::{
     forward::root_cause,
 };
 
-/// How long a health check may take. Container engines wait 30 s by default, and Kubernetes probes 1 s.
+/// How long a health check may take. Container engines allow 30 s by default, and Kubernetes probes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs the sub-command given in the arguments, or returns `None` if there is none.

@@ -61,7 +61,7 @@ const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
-/// The OpenTelemetry variables that turn traces off, each with the value that does so.
+/// The OpenTelemetry variables that turn traces off, each with the value to set.
 const OFF: [(&str, &str); 2] = [
     ("OTEL_SDK_DISABLED", "true"),
     ("OTEL_TRACES_EXPORTER", "none"),
@@ -70,11 +70,11 @@ const OFF: [(&str, &str); 2] = [
 /// How long sending a batch of spans may take.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long sending the last spans may take when the program ends.
+/// How long sending the last spans may take when the program exits.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum size of a collector's answer.
-const MAX_ANSWER: usize = 64 * 1024;
+/// Maximum size of a collector's response.
+const MAX_RESPONSE: usize = 64 * 1024;
 
 /// Maximum number of bytes to record of a name sent by a client.
 const MAX_NAME: usize = 128;
@@ -96,7 +96,7 @@ struct TracedBody {
     span: Span,
 }
 
-/// Sends spans on the program's runtime. The exporter calls it from a thread of its own.
+/// Sends spans on the program's runtime. The exporter calls it from its own thread.
 struct Sender {
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,
@@ -317,7 +317,7 @@ impl HttpClient for Sender {
         let client = self.client.clone();
         let send = async move {
             let (head, body) = client.request(request.map(Full::new)).await?.into_parts();
-            let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
         };
         // Use the runtime, because the exporter's thread has no timers.
@@ -333,7 +333,7 @@ impl HttpClient for Sender {
             };
             let is_sent = sent
                 .as_ref()
-                .is_ok_and(|answer| answer.status().is_success());
+                .is_ok_and(|response| response.status().is_success());
             if !is_sent && !has_warned.swap(true, Ordering::Relaxed) {
                 warn!("traces could not be sent to OTEL_EXPORTER_OTLP_ENDPOINT (logged once)");
             }

@@ -17,7 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer, even though neither a FIN nor an RST arrives.
+/// Makes the kernel detect a dead peer, even if neither a FIN nor an RST arrives.
 ///
 /// A peer is dead in this sense when, for example, a cable is pulled, a NAT drops the connection, or its machine loses power.
 ///
@@ -64,16 +64,16 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// The options cannot distinguish a dead peer from one that is merely unreachable for a while. In a test, a user timeout of 5 s
 /// closed connections after an outage of only 4.5 s, even though the network was already back. It also closed the connections
-/// of clients that had not read for 8 s. The defaults tolerate a change of networks, and clients that are paused for a minute
-/// by a debugger or a closed laptop lid.
+/// of clients that had not read for 8 s. The defaults tolerate a network change, and clients paused for a minute by a debugger
+/// or a closed laptop lid.
 ///
 /// # Clients that are not reading
 ///
-/// `TCP_USER_TIMEOUT` also runs while the peer's receive window is full, even though the peer acknowledges each probe. The kernel
-/// therefore resets the connection of a client that is alive but has not read for that long, whatever the server allows. If the
-/// server has its own timeout for clients that are not reading, choose a longer user timeout. If clients may pause for as long
-/// as they like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries, which
-/// take about 15 min.
+/// `TCP_USER_TIMEOUT` also runs while the peer's receive window is full, even though the peer acknowledges each probe. The
+/// kernel therefore resets the connection of a client that is alive but has not read for that long, no matter how long the
+/// server itself would wait. If the server has its own timeout for clients that are not reading, choose a longer user timeout.
+/// If clients may pause for as long as they like, set the user timeout to zero. The kernel then gives up on unacknowledged data
+/// after its own retries, which take about 15 min.
 ///
 /// # HTTP/2
 ///
@@ -88,7 +88,7 @@ pub struct DeadPeer {
     user_timeout: Duration,
 }
 
-/// The options that [`DeadPeer::apply`] has set.
+/// The options set by [`DeadPeer::apply`].
 ///
 /// `Display` formats them for the log, along with any that this platform does not support.
 ///
@@ -171,7 +171,7 @@ impl DeadPeer {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses a value that is out of range, or a socket that is not TCP.
+    /// Fails if the kernel rejects an out-of-range value, or a socket that is not a TCP socket.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);
@@ -196,10 +196,10 @@ impl DeadPeer {
             applied.has_probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
-        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have options of their own, but socket2 does not support them.
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, but socket2 does not support them.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds and takes zero to mean its own limit, so a fraction of one becomes 1 ms.
+            // The kernel counts milliseconds and takes zero to mean its own limit, so a fraction of a millisecond becomes 1 ms.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
@@ -218,7 +218,7 @@ impl Default for DeadPeer {
     }
 }
 
-/// Rounds up because fractions of a second would be cut off, and zero would be refused.
+/// Rounds up, because fractions of a second would be truncated, and zero would be rejected.
 fn round_up_to_seconds(time: Duration) -> Duration {
     let fraction = u64::from(time.subsec_nanos() > 0);
     Duration::from_secs(time.as_secs().saturating_add(fraction).max(1))
@@ -298,7 +298,7 @@ mod tests {
                     let options = second(first(DeadPeer::new(), first_value), second_value);
                     match options.apply(&listener()) {
                         Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
-                        // The kernel refuses numbers that are out of range.
+                        // The kernel rejects out-of-range numbers.
                         Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
                     }
                 }

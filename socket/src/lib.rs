@@ -2,14 +2,14 @@
 //!
 //! hyper detects a disconnect only when it reads from its socket or writes to it, so it misses two cases:
 //!
-//! 1. The network drops all packets, so neither a FIN nor an RST arrives. With the socket options set by [`DeadPeer`], the kernel
-//!    probes such a connection, and eventually gives up.
-//! 2. hyper is not reading, either because its buffer already contains bytes of the next request or because the handler is not
-//!    reading the request body. In that case, hyper does not see a FIN or an RST. [`Peer::closed`] gets this information from the
-//!    kernel, through tokio's existing registration of the socket ([`WatchedListener`] has an example). It works only on Linux
-//!    and Android. On other systems it never completes.
+//! 1. The network drops all packets, so neither a FIN nor an RST arrives. With the socket options set by [`DeadPeer`], the
+//!    kernel probes the connection, and eventually gives up.
+//! 2. hyper is not reading, either because its buffer already contains part of the next request or because the handler is not
+//!    reading the request body. In that case, hyper does not see a FIN or an RST. [`Peer::closed`] gets this information from
+//!    the kernel, through tokio's existing registration of the socket ([`WatchedListener`] has an example). It works only on
+//!    Linux and Android. On other systems it never completes.
 //!
-//! Contract:
+//! The crate guarantees the following:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and releases
 //!    it on the first poll after the [`WatchedStream`] has been dropped.
 //! 2. [`Peer::closed`] completes because of the peer or the network, never because of this side.

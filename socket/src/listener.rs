@@ -7,7 +7,7 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long to wait after an accept error that is not about a single connection.
+/// How long to wait after an accept error that is not specific to one connection.
 ///
 /// Retrying immediately would spin, for example while too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -15,8 +15,8 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
 /// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading, because it has buffered the next
-/// request or because the handler is not reading the request body. With a plain `TcpListener`, such a disconnect is detected
-/// only once a write fails, and never if nothing is written.
+/// request or because the handler is not reading the request body. With a plain `TcpListener`, this kind of disconnect is
+/// detected only once a write fails, and never if nothing is written.
 ///
 /// In your accept loop, put each stream's peer into the extensions of its requests:
 ///
@@ -96,8 +96,8 @@ impl WatchedListener {
 
     /// Waits for the next connection, and returns it along with the client's address.
     ///
-    /// Errors are handled as in `axum::serve`: those that are about a single connection are ignored. Any other error, such as
-    /// too many open files, is logged, and the listener retries one second later.
+    /// Errors are handled as in `axum::serve`: those specific to one connection are ignored. Any other error, such as too many
+    /// open files, is logged, and the listener retries one second later.
     ///
     /// # Cancel safety
     ///

@@ -99,9 +99,9 @@ impl Peer {
         self.addr
     }
 
-    /// Returns this `Peer` with another address.
+    /// Returns this `Peer` with a different address.
     ///
-    /// This is for servers behind a proxy that passes on the client's address. The watched connection is still the proxy's.
+    /// This is for servers behind a proxy that forwards the client's address. The watched connection is still the proxy's.
     ///
     /// ```
     /// use std::net::SocketAddr;

@@ -38,10 +38,10 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MAX_UNSENT: u32 = 32 * 1024;
 
-/// A TCP stream whose peer can be watched. Accepted by a [`WatchedListener`](super::WatchedListener).
+/// A TCP stream whose peer can be watched, as accepted by a [`WatchedListener`](super::WatchedListener).
 ///
-/// An accept loop of your own, for example around hyper, can also create one. Put its [`Peer`] into the extensions of every
-/// request, where [`Peer::of`] finds it.
+/// You can also create one in your own accept loop, for example around hyper. In that case, put its [`Peer`] into the
+/// extensions of every request, where [`Peer::of`] finds it.
 ///
 /// ```
 /// use watched_socket::WatchedStream;

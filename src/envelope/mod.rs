@@ -1,4 +1,4 @@
-//! Reading the envelope of a JSON-RPC body, which is the only part that the layer needs.
+//! Reads a JSON-RPC body's envelope, which is the only part the layer needs.
 
 use std::iter;
 
@@ -12,13 +12,13 @@ pub use self::parse_failure::ParseFailure;
 pub(crate) use self::parse_failure::UnparsedBody;
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
 
-/// Maximum size of a body that is parsed. This is also rmcp's default.
+/// Maximum size of a body to parse, which is also rmcp's default limit.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Maximum number of frames buffered for a body.
 ///
-/// This is enough for a body of 4 MiB in frames of 256 bytes. There has to be a limit, because each frame costs a handle of 32 bytes, even
-/// if a client sends one byte at a time.
+/// This is enough for a 4 MiB body in frames of 256 bytes. There has to be a limit, because each frame costs a 32-byte handle, no matter
+/// how small the frame is.
 const MAX_FRAMES: usize = 16 * 1024;
 
 /// A body's frames, buffered until the body ends.
@@ -42,7 +42,7 @@ impl Frames {
     /// Adds a frame. Returns `false` if the body exceeds [`MAX_BODY`] or [`MAX_FRAMES`].
     pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
-            // Drop it, because there can be any number of empty frames.
+            // Drop empty frames, because there can be any number of them.
             return true;
         }
         if self.first.is_empty() {
@@ -63,10 +63,10 @@ impl Frames {
         let mut frames = iter::once(&self.first)
             .chain(rest)
             .map(|frame| frame.trim_ascii_start());
-        let beginning = frames.find(|frame| !frame.is_empty());
+        let prefix = frames.find(|frame| !frame.is_empty());
         UnparsedBody {
             reason,
-            is_ambiguous: reason.is_ambiguous(beginning.unwrap_or_default()),
+            is_ambiguous: reason.is_ambiguous(prefix.unwrap_or_default()),
         }
     }
 

@@ -1,14 +1,14 @@
-//! The reasons why a body is not parsed.
+//! Reasons a body is not parsed.
 
 use std::fmt;
 
 use memchr::memmem;
 
-/// Why the layer does not know which call a POST body contains.
+/// The reason the layer can't tell which call a POST body contains.
 ///
-/// Such a body is passed on unchanged, and no call is tracked for it. When in doubt, nothing is cancelled: if the body may be JSON-RPC,
-/// the request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the body is certainly something else, the
-/// token fires, as it would on any route without MCP:
+/// The body is passed on unchanged, and no call is tracked for it. When in doubt, nothing is cancelled: if the body may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the body is certainly something else, the token
+/// fires, as it would on any route without MCP:
 ///
 /// | failure | does the token fire on a disconnect? |
 /// |---|---|
@@ -18,7 +18,7 @@ use memchr::memmem;
 /// | [`NotRead`](Self::NotRead) | yes, unless what was read starts like an object or an array, or the request has a session header |
 /// | any other | no |
 ///
-/// Its [`Display`](fmt::Display) implementation writes a few words for a log line.
+/// Its [`Display`](fmt::Display) output is a short phrase for log lines.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -46,11 +46,11 @@ use memchr::memmem;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ParseFailure {
-    /// The body is not JSON (RFC 8259), or `serde_json` rejects a part of it.
+    /// The body is not JSON (RFC 8259), or `serde_json` rejects part of it.
     NotJson,
     /// The body ends inside a JSON value or is empty.
     Truncated,
-    /// Containers are nested deeper than the 127 levels that `serde_json` reads.
+    /// Containers are nested deeper than the 127 levels that `serde_json` accepts.
     TooDeep,
     /// An object has a duplicate envelope key.
     DuplicateKey,
@@ -58,13 +58,13 @@ pub enum ParseFailure {
     EscapedKey,
     /// `method` is not a string, or a request's `params` are not an object.
     WrongType,
-    /// A request's `id` is neither a string nor certainly an integer that fits an `i64`.
+    /// A request's `id` is neither a string nor unambiguously an integer that fits in an `i64`.
     BadId,
     /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,
-    /// The body is an array: a batch, which exists only in MCP 2025-03-26.
+    /// The body is an array, which is a batch. Only MCP 2025-03-26 has batches.
     Batch,
-    /// The body exceeds 4 MiB, the maximum that is parsed, or arrives in more than 16,384 frames.
+    /// The body exceeds 4 MiB, the maximum size parsed, or arrives in more than 16,384 frames.
     TooLarge,
     /// `content-type` is not `application/json`, is absent, or is repeated.
     ContentType,
@@ -74,7 +74,7 @@ pub enum ParseFailure {
     NotRead,
 }
 
-/// A body that has not been parsed.
+/// An unparsed body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnparsedBody {
     pub(crate) reason: ParseFailure,
@@ -105,7 +105,7 @@ impl ParseFailure {
 
 /// Returns `true` if a body starts like an object or an array.
 ///
-/// Allows a byte order mark at the beginning, because some servers accept one.
+/// Allows a leading byte order mark, because some servers accept one.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
@@ -115,12 +115,12 @@ impl fmt::Display for ParseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotJson => "not json",
-            Self::Truncated => "json cut short",
+            Self::Truncated => "json truncated",
             Self::TooDeep => "nested too deeply",
             Self::DuplicateKey => "duplicate key",
             Self::EscapedKey => "escape in a key",
             Self::WrongType => "method or params have the wrong type",
-            Self::BadId => "not a usable id",
+            Self::BadId => "unusable id",
             Self::NotAMessage => "not a json-rpc message",
             Self::Batch => "a batch",
             Self::TooLarge => "body too large",

@@ -3,20 +3,20 @@
 //! To turn a disconnect into a cancellation, the layer has to know which request the body contains. Most of a body consists of arguments,
 //! which only the tool parses, so [`read`] walks three objects (the message, its `params` and their `_meta`) and skips everything else.
 //!
-//! A wrong id would cancel another request's call, but if an id is unknown, a call merely keeps running. When in doubt, [`read`] therefore
+//! A wrong id would cancel another request's call, while a call with an unknown id merely keeps running. When in doubt, [`read`] therefore
 //! returns an error, and the call remains unknown:
 //!
-//! 1. **Ids are rmcp's.** An id's span is decoded with `serde_json` and rmcp 3.9's rule for integers, so an id is either the same as in
+//! 1. **Ids match rmcp's.** An id's span is decoded with `serde_json` and rmcp 3.9's rule for integers, so an id is either the same as in
 //!    rmcp or unknown. A string never equals a number.
-//! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with just `method` is a notification. A message
-//!    without `method` that has either `result` or `error` is a response. All of them must have `"jsonrpc": "2.0"`.
+//! 2. **Message kinds match rmcp's.** A message with `method` and `id` is a request, and one with just `method` is a notification. A
+//!    message without `method` that has either `result` or `error` is a response. All of them must have `"jsonrpc": "2.0"`.
 //! 3. **Ambiguity is an error.** Two parsers may disagree about a body with a duplicate envelope key, or with an escape in a key of the
 //!    message or its `params`.
-//! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error whatever
-//!    it contains.
-//! 5. **The inner service decides the rest.** In skipped values, invalid escapes, control characters, invalid UTF-8 and numbers out of
-//!    range go undetected. A strict parser refuses such a body, so there is no call, and a lenient parser reads the same ids. Everywhere
-//!    else, malformed text is detected.
+//! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error no matter
+//!    what it contains.
+//! 5. **The inner service decides the rest.** In skipped values, invalid escapes, control characters, invalid UTF-8 and out-of-range
+//!    numbers go undetected. A strict parser rejects a body that contains any, so there is no call, and a lenient parser reads the same
+//!    ids. Everywhere else, malformed text is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -38,7 +38,7 @@ mod id;
 
 pub(crate) use self::answers::{Answers, answers};
 
-/// The key in `_meta` that holds a request's protocol revision, from MCP 2026-07-28 on.
+/// The `_meta` key for a request's protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
 /// A JSON-RPC message. Strings are borrowed from the body unless they contain escapes.
@@ -73,7 +73,7 @@ pub(crate) struct Notification<'a> {
     pub(crate) cancels: Option<RequestId>,
 }
 
-/// The members of a message that the layer needs, as spans of the body.
+/// The message members that the layer needs, as spans of the body.
 #[derive(Default)]
 struct Members<'a> {
     jsonrpc: Option<&'a [u8]>,
@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Returns the first reason why the body cannot be parsed.
+/// Returns the first reason the body can't be parsed.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, parse_params)?.message()?;
@@ -145,7 +145,7 @@ fn parse_members<'a>(
     Ok(members)
 }
 
-/// Parses `params`. `null` is treated as an object without members.
+/// Parses `params`. `null` is treated as an empty object.
 fn parse_params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
@@ -172,7 +172,7 @@ fn parse_params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure>
 fn parse_meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
-        // If `_meta` has another type, there is just no version. No id depends on it.
+        // If `_meta` is not an object, there is no version, which is harmless because no id depends on it.
         cursor.value()?;
         return Ok(meta);
     }
@@ -204,7 +204,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Skips a member that is not needed. Fails if its key contains an escape, a control character or invalid UTF-8.
+/// Skips an unneeded member. Fails if its key contains an escape, a control character or invalid UTF-8.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
@@ -237,7 +237,7 @@ fn decode_text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     }
 }
 
-/// Decodes a member that is only used if it is a string.
+/// Decodes a member only used if it is a string.
 ///
 /// Returns `None` if the member is absent or has another type, because no id depends on it.
 fn decode_optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
@@ -304,7 +304,7 @@ fn notification<'a>(
     let method = decode_text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type cannot refer to a request.
+        // `params` of any other type can't refer to a request.
         _ => None,
     };
     let cancels = match request_id.map(parse_id) {

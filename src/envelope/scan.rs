@@ -1,13 +1,13 @@
 //! A cursor over JSON text that finds where values end without parsing them.
 //!
-//! A tool argument can be a megabyte of text that the envelope does not need. A long string therefore costs only one `memchr` per quote in
-//! it. Everything else is skipped byte by byte. The code that reads the envelope can rely on the following:
+//! A tool argument can be a megabyte of text that the envelope does not need. Skipping a long string therefore costs only one `memchr` per
+//! quote. Everything else is skipped byte by byte. The code that reads the envelope can rely on the following:
 //!
 //! 1. A skipped value has the structure that RFC 8259 requires: its commas, colons, brackets, literals and numbers are checked. The text
 //!    between a string's quotes is not. Its escapes, control characters and UTF-8 are checked by the code that decodes the span.
 //! 2. A string ends where a JSON parser would end it, even if it is malformed. Otherwise, text chosen by a client could be read as keys.
 //! 3. Nothing recurses. The open containers are stored as the bits of an integer, up to the depth at which `serde_json` gives up.
-//! 4. Reading takes time proportional to the length of the text, even if the text is hostile.
+//! 4. Reading takes time linear in the length of the text, even if the text is hostile.
 
 use memchr::memchr_iter;
 
@@ -16,7 +16,7 @@ use super::ParseFailure;
 /// Maximum number of open containers. `serde_json` rejects the 128th.
 const MAX_DEPTH: u32 = 127;
 
-/// A position in JSON text, along with the containers that are open at that point.
+/// A position in JSON text, along with the containers open at that point.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
 
     /// Opens the next object and returns its first key. If the object is empty, closes it and returns `None`.
     ///
-    /// A key is the text between the quotes, not decoded.
+    /// The key is the undecoded text between the quotes.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
@@ -104,7 +104,7 @@ impl<'a> Cursor<'a> {
 
     /// Skips the next container.
     fn skip_container(&mut self) -> Result<(), ParseFailure> {
-        let outside = self.depth;
+        let outer_depth = self.depth;
         loop {
             let opened = match self.next_byte() {
                 Some(b'{') => self.open(OBJECT)?,
@@ -116,8 +116,8 @@ impl<'a> Cursor<'a> {
             };
             if !opened {
                 // A value has ended, and some of the containers around it may end here too.
-                while self.depth != outside && !self.comma_or_close()? {}
-                if self.depth == outside {
+                while self.depth != outer_depth && !self.comma_or_close()? {}
+                if self.depth == outer_depth {
                     return Ok(());
                 }
             }
@@ -278,12 +278,12 @@ impl<'a> Cursor<'a> {
 
 /// Returns `true` if the text between two quotes needs no decoding.
 ///
-/// That is the case if it is ASCII without backslashes or control characters.
+/// That is, it is ASCII without backslashes or control characters.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
-        // This sets the highest bit of each byte that already has it set, or that is below a space, in which case the subtraction borrows.
+        // This sets the highest bit of each byte that already has it set or is below a space, in which case the subtraction borrows.
         let not_printable = word | word.wrapping_sub(ONES * u64::from(b' '));
         (not_printable | marks(word, b'\\')) & HIGHEST == 0
     };

@@ -199,7 +199,7 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        self.0.of(id_hash::hash(id))
+        self.0.get(id_hash::hash(id))
     }
 }
 

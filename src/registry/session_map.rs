@@ -198,7 +198,7 @@ impl<T: Tracked> SessionMap<T> {
     }
 
     fn shard(&self, hash: KeyHash) -> MutexGuard<'_, Shard<T>> {
-        lock(self.shards.of(hash.number()))
+        lock(self.shards.get(hash.number()))
     }
 }
 

@@ -212,7 +212,7 @@ impl RoutingPlan {
 
     /// Returns the action to take after a claim.
     ///
-    /// `is_consistent` indicates whether an unowned session provably does not exist. `is_whole` indicates whether the request can still be
+    /// `is_consistent` indicates whether an unowned session provably does not exist. `is_intact` indicates whether the request can still be
     /// sent or served unchanged.
     pub(crate) fn on_claim(
         &mut self,

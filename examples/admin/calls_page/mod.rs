@@ -116,7 +116,7 @@ async fn cancel(
     Query(source): Query<Source>,
     Form(Cancel { call }): Form<Cancel>,
 ) -> Response {
-    let location = if page.is_from_this_process(source.page.as_deref()) && page.cancel(call) {
+    let location = if page.matches_process(source.page.as_deref()) && page.cancel(call) {
         "calls".to_owned()
     } else {
         format!("calls?missed={call}")
@@ -158,7 +158,7 @@ impl Page {
     }
 
     /// Returns `true` if the mark belongs to this process or is absent.
-    pub(crate) fn is_from_this_process(&self, mark: Option<&str>) -> bool {
+    pub(crate) fn matches_process(&self, mark: Option<&str>) -> bool {
         mark.is_none_or(|mark| mark == self.mark())
     }
 

@@ -1,7 +1,7 @@
-//! Lets scripts that have the token from `--admin-token` see the calls and cancel them.
+//! Lets scripts with the token from `--admin-token` see the calls and cancel them.
 //!
-//! `POST /calls/{id}/cancel` cancels a call. Scripts can add the parameter `process`, with its value from `/calls.json`, to make
-//! sure that they don't cancel another call, which may have the same number after a restart.
+//! `POST /calls/{id}/cancel` cancels a call. Scripts can add the parameter `process`, with its value from `/calls.json`, so
+//! that they don't cancel a different call that has the same number after a restart.
 
 use axum::{
     Json, Router,
@@ -37,7 +37,7 @@ pub(super) fn routes(page: Page, token: AdminToken) -> Router {
     restrict_to_token(router, token)
 }
 
-/// Makes these routes refuse requests that don't carry the token.
+/// Makes these routes refuse requests without the token.
 pub(super) fn restrict_to_token(router: Router, token: AdminToken) -> Router {
     router.route_layer(from_fn_with_state(token, require_token))
 }
@@ -56,7 +56,7 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
 
 /// Returns a request's bearer token.
 ///
-/// Returns `None` if the request does not have exactly one `Authorization` header, or if its scheme is a different one.
+/// Returns `None` unless the request has exactly one `Authorization` header, with the `Bearer` scheme.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme
@@ -77,7 +77,7 @@ async fn cancel(
         let text = "the only query parameter is `process`";
         return (StatusCode::BAD_REQUEST, error(text));
     };
-    if !page.is_from_this_process(parameters.process.as_deref()) {
+    if !page.matches_process(parameters.process.as_deref()) {
         let text = "the call belonged to another process of the proxy";
         return (StatusCode::CONFLICT, error(text));
     }

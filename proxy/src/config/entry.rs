@@ -1,4 +1,4 @@
-//! Options set in the environment or in a file. They are parsed like flags.
+//! Options set in the environment or in a file, which are parsed like flags.
 
 use std::ffi::OsString;
 
@@ -7,7 +7,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use super::{bare_command, check_alone, value_is_secret};
+use super::{bare_command, check_option, value_is_secret};
 
 /// The key for the arguments after `--`.
 pub(super) const COMMAND: &str = "command";
@@ -46,7 +46,7 @@ impl Entry {
                 .unwrap_or_default();
             return Err(format!("unknown option `{option}`{nearest}"));
         };
-        // Check this here, because a `false` adds no argument for clap to refuse.
+        // Check this here, because a `false` adds no argument for clap to reject.
         let has_switch = || {
             let mut values = self.values.iter();
             values.any(|value| matches!(value, Value::Switch(_)))
@@ -56,7 +56,7 @@ impl Entry {
                 "`{option}` takes a value other than true or false (to turn a time off, write \"off\")"
             ));
         }
-        check_alone(self.args()).map_err(|error| {
+        check_option(self.args()).map_err(|error| {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
             first.trim_start_matches("error: ").to_owned()
@@ -71,7 +71,7 @@ impl Entry {
         self.option == COMMAND
     }
 
-    /// Returns the arguments that set the option. For a switch that is turned off, there are none.
+    /// Returns the arguments that set the option. There are none for a switch that is turned off.
     pub(super) fn args(&self) -> Vec<OsString> {
         let mut args = Vec::new();
         if self.is_command() {
@@ -104,13 +104,13 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to an unknown one, or `None` if none is similar.
+/// Returns the option most similar to an unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
-    let error = check_alone([format!("--{option}").into()]).err()?;
-    suggested(&error)
+    let error = check_option([format!("--{option}").into()]).err()?;
+    suggestion(&error)
 }
 
-fn suggested(error: &clap::Error) -> Option<String> {
+fn suggestion(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::SuggestedArg) {
         Some(ContextValue::String(flag)) => Some(flag.trim_start_matches('-').to_owned()),
         _ => None,

@@ -1,4 +1,4 @@
-//! The environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
+//! Reads options from the environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -21,7 +21,7 @@ pub(super) struct Environment {
 // === impl Environment ===
 
 impl Environment {
-    /// Reads the variables that have the prefix.
+    /// Reads the variables with the prefix.
     ///
     /// Returns an error if an option does not accept its variable's value.
     pub(super) fn read(
@@ -77,7 +77,7 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     }
     let option = name.to_lowercase().replace('_', "-");
     let nearest = match name {
-        // These flags are hidden. They only set a part of another option.
+        // These flags are hidden. Each only sets part of another option.
         "HOST" | "PORT" => Some("listen".to_owned()),
         _ => nearest(&option),
     };

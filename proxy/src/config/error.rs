@@ -13,21 +13,21 @@ pub enum ConfigError {
     Options(clap::Error),
     /// An error in an environment variable.
     Environment {
-        /// The name of the variable.
+        /// The variable's name.
         variable: String,
         /// The error.
         message: String,
     },
     /// An error in the configuration file.
     File {
-        /// The path of the file.
+        /// The file's path.
         path: PathBuf,
-        /// The number of the line with the error, starting at 1, if known.
+        /// The error's line number, starting at 1, if known.
         line: Option<usize>,
         /// The error.
         message: String,
     },
-    /// Options that conflict, a required option that is missing, or a misplaced argument.
+    /// Conflicting options, a missing required option, or a misplaced argument.
     Usage(String),
 }
 

@@ -9,13 +9,13 @@ use super::{
     entry::{COMMAND, Entry, Value},
 };
 
-/// Options that are only allowed on the command line.
+/// Options only allowed on the command line.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be tables, each with what separates a name from its value in a list.
+/// Options that may be tables, each with the separator between name and value in a list.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
-/// Characters that have a special meaning in shells.
+/// Characters with a special meaning in shells.
 const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
@@ -23,7 +23,7 @@ const SHELL_CHARACTERS: &[char] = &[
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// Warnings about entries that were accepted.
+    /// Warnings about accepted entries.
     pub(super) warnings: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl File {
     }
 }
 
-/// Splits a command at its blanks. Returns an error if it might be meant for a shell.
+/// Splits a command at white space. Returns an error if it might be meant for a shell.
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
@@ -88,9 +88,9 @@ fn split_command(text: &str) -> Result<Vec<&str>, String> {
     Ok(text.split_whitespace().collect())
 }
 
-/// Returns a table's entries in the form that they would have in a list.
+/// Returns a table's entries in the form they would have in a list.
 ///
-/// Returns `None` if the option must not be a table, or if one of the values is not a [scalar].
+/// Returns `None` if the option can't be a table, or if one of the values is not a [scalar].
 fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, separator) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {

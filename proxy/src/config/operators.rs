@@ -15,7 +15,7 @@ const MIN_TOKEN: usize = 16;
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Operators {
-    /// Bearer token that lets scripts see and cancel calls; keep it in the environment or the file (with --admin)
+    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (with --admin)
     #[arg(
         long,
         env = "MCP_PROXY_ADMIN_TOKEN",
@@ -37,9 +37,9 @@ pub struct AdminToken(Box<str>);
 // === impl AdminToken ===
 
 impl AdminToken {
-    /// Checks that the text can be sent as a bearer token (RFC 6750, section 2.1).
+    /// Creates a token from text that can be sent as a bearer token (RFC 6750, section 2.1).
     ///
-    /// The error does not repeat the text.
+    /// The text must be at least 16 characters long. The error does not repeat it.
     pub fn new(token: &str) -> Result<Self, String> {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
         if !token.trim_end_matches('=').bytes().all(is_valid) {

@@ -11,7 +11,7 @@ use super::{ConfigError, value};
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Public {
-    /// URL at which clients reach the proxy, such as https://mcp.example.com, which replaces the upstream's in what OAuth clients read (with --upstream)
+    /// URL at which clients reach the proxy, such as https://mcp.example.com, which replaces the upstream's in the OAuth metadata and challenges that clients read (with --upstream)
     #[allow(
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
@@ -19,7 +19,7 @@ pub struct Public {
     #[arg(long, env = "MCP_PROXY_PUBLIC_URL", value_name = "URL", value_parser = public_url)]
     pub public_url: Option<Uri>,
 
-    /// Address or network of a reverse proxy whose Forwarded and X-Forwarded-* headers are kept, such as 10.0.0.0/8 (with --upstream)
+    /// Address or network of a reverse proxy whose Forwarded and X-Forwarded-* headers are trusted, such as 10.0.0.0/8 (with --upstream)
     #[arg(
         long,
         env = "MCP_PROXY_TRUST_FORWARDED",
@@ -62,8 +62,8 @@ impl Public {
 impl Network {
     /// Parses an address or a network such as 10.0.0.0/8.
     ///
-    /// An IPv4-mapped IPv6 address is converted to an IPv4 address. So is a network of such addresses, if its prefix is at least
-    /// 96 bits long.
+    /// An IPv4-mapped IPv6 address is converted to IPv4. So is a network of IPv4-mapped addresses, if its prefix is at least 96
+    /// bits long.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let invalid =

@@ -1,4 +1,4 @@
-//! The sub-commands, which do something other than start the proxy.
+//! Sub-commands, which do something other than start the proxy.
 //!
 //! A sub-command is always the first argument. A server's command follows `--`, so it may have the same name.
 

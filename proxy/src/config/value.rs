@@ -23,12 +23,12 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// The longest time that is accepted: a year. Adding much longer times to a clock would overflow.
+/// The longest time accepted: a year. Adding a much longer time to an instant would overflow.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Minimum time that an upstream can be silent before its call gets an event stream.
+/// Minimum value of `--commit-after`.
 ///
-/// Refusals usually arrive sooner than that, so they can be passed through unchanged.
+/// Refusals usually arrive sooner than this, so they can be passed through unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 /// Minimum value of `--buffer`. A single stream may take up this much.
@@ -36,7 +36,7 @@ const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
 
-/// Parses a time: a number and its unit. Zero is an error, and so is more than [`MAX_TIME`].
+/// Parses a time: a number and its unit. Zero is an error, and so is anything above [`MAX_TIME`].
 pub(super) fn time(text: &str) -> Parsed<Duration> {
     let invalid = || not_a_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
@@ -85,7 +85,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
             let grace = time(as_time).map_err(|error| {
                 if error == not_a_time(as_time) {
                     format!(
-                        "`{text}` is not a grace: auto, immediate, never, a time such as 20s, or always=20s"
+                        "`{text}` is not a grace period: auto, immediate, never, a time such as 20s, or always=20s"
                     )
                 } else {
                     error
@@ -99,7 +99,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
     }
 }
 
-/// Parses a tool's name, and trims white space around it.
+/// Parses a tool's name, trimming white space around it.
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
         "" => Err("the tool's name is empty".to_owned()),
@@ -194,7 +194,7 @@ fn is_complete(authority: &Authority) -> bool {
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// Parses an address to listen on. For a port on its own, the address is 127.0.0.1.
+/// Parses an address to listen on. A port on its own means 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let invalid =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");

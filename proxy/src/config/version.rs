@@ -1,13 +1,13 @@
-//! The program's version, with what distinguishes this build from others.
+//! The program's version, along with what distinguishes this build from others.
 
 use std::{env::consts, sync::LazyLock};
 
-/// The commit that a release was built from. Release builds set the variable.
+/// The commit that this release was built from. The variable is set in release builds.
 ///
 /// A build from crates.io does not need it, because its version identifies it.
 const COMMIT: Option<&str> = option_env!("MCP_CANCEL_PROXY_COMMIT");
 
-/// Returns the version together with this build's commit, platform and features.
+/// Returns the version along with this build's commit, platform and features.
 pub(super) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let commit = COMMIT.filter(|commit| !commit.is_empty());

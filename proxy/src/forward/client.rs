@@ -1,4 +1,4 @@
-//! The HTTP client for the server, and a check whether the server can be reached.
+//! The HTTP client for the server, and a check that the server can be reached.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -34,7 +34,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// An HTTP client for one scheme.
 pub(super) enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Only created if needed, because that loads the system's root certificates.
+    /// Only created if needed, because creating it loads the system's root certificates.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 

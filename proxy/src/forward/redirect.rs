@@ -13,7 +13,7 @@ pub(super) struct Redirect<'a>(&'a HeaderValue);
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns a response's redirect, or `None` if it is no redirect or has no `Location`.
+    /// Returns a response's redirect, or `None` if it is not a redirect or has no `Location`.
     pub(super) fn from_head(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
@@ -24,8 +24,8 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server. `public` is the origin that clients use, if known. Returns `None` if
-    /// the target is at another origin, if its origin is ambiguous, or if the redirect would repeat forever.
+    /// `requested` is the URI sent to the server. `public` is the origin that clients use, if known. Returns `None` if the
+    /// target is at another origin, if its origin is ambiguous, or if the redirect would repeat forever.
     pub(super) fn path_at_origin(
         self,
         requested: &Uri,
@@ -68,7 +68,7 @@ fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathA
     is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes those parameters that are also in the `configured` query. Returns `None` if none are left.
+/// Removes the parameters also present in the `configured` query. Returns `None` if none are left.
 pub(super) fn remove_parameters(query: &str, configured: &str) -> Option<String> {
     let names: Vec<Vec<u8>> = configured.split('&').map(name).collect();
     let rest: Vec<&str> = query

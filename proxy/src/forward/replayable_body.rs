@@ -13,13 +13,15 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
-/// Maximum size of a request that is kept to find its id.
-const MAX_KEPT: usize = 64 * 1024;
+/// Maximum size of a request buffered to find its id.
+const MAX_BUFFERED: usize = 64 * 1024;
 
 /// How long the rest of a failed request may take to arrive.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A request body that keeps the frames it has sent, up to [`MAX_KEPT`], sharing their bytes.
+/// A request body that retains the frames it has sent, up to [`MAX_BUFFERED`] bytes.
+///
+/// Retaining a frame does not copy its bytes.
 pub(super) struct ReplayableBody {
     /// Taken when the body is returned, on drop.
     body: Option<Body>,
@@ -97,7 +99,7 @@ impl Drop for ReplayableBody {
 impl SentFrames {
     fn add(&mut self, data: &Bytes) {
         self.bytes = self.bytes.saturating_add(data.len());
-        if self.bytes <= MAX_KEPT {
+        if self.bytes <= MAX_BUFFERED {
             self.frames.push(data.clone())
         } else {
             self.frames = Vec::new()
@@ -108,20 +110,20 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// Returns the whole request body, or an empty one if it is too long or arrives too late.
+    /// Returns the entire request body, or an empty one if it is too large or arrives too late.
     pub(super) async fn request(self) -> Vec<u8> {
-        let whole = timeout(REST_TIMEOUT, async {
+        let request = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;
             while let Some(frame) = rest.frame().await {
                 if let Some(data) = frame.ok()?.data_ref() {
                     sent.add(data);
                 }
-                if sent.bytes > MAX_KEPT {
+                if sent.bytes > MAX_BUFFERED {
                     return None;
                 }
             }
             Some(sent.frames.concat())
         });
-        whole.await.ok().flatten().unwrap_or_default()
+        request.await.ok().flatten().unwrap_or_default()
     }
 }

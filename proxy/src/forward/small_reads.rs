@@ -1,11 +1,11 @@
 //! Limits how long connecting to the server takes, and how much is read from it at a time.
 //!
-//! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the whole connection
+//! The TCP connector's timeout only covers the TCP handshake. [`SmallReads`] applies the same timeout to the entire connection
 //! attempt, including the name lookup and the TLS handshake.
 //!
-//! hyper doubles its buffer each time a read fills it, up to 400 KiB. While a client is not reading, its connection to the server
-//! holds up to three such buffers. A read through [`SmallReads`] does not even fill the smallest buffer, so the buffer never
-//! grows. hyper's own limit for heads is not affected.
+//! hyper doubles its buffer each time a read fills it, up to 400 KiB. While a client is not reading, its connection to the
+//! server holds up to three of these buffers. A read through [`SmallReads`] does not even fill the smallest buffer, so the
+//! buffer never grows. hyper's own limit for heads is not affected.
 
 use std::{
     io::{self, IoSlice},
@@ -28,7 +28,7 @@ const MAX_READ: usize = 8 * 1024 - 1;
 /// How long opening a connection to the server may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connector whose connections only read a little at a time, or one of these connections.
+/// A connector whose connections only read a little at a time, or one of its connections.
 #[derive(Debug, Clone)]
 pub(super) struct SmallReads<T>(pub(super) T);
 

@@ -1,8 +1,8 @@
-//! Limits how long a request body may take, and how much memory all bodies take up together.
+//! Limits how long request bodies may take, and how much memory they take up in total.
 //!
-//! All bodies received on a listener share one capacity. A body takes capacity for every byte that it reads, and only returns it
-//! when it is dropped. If there is not enough capacity left, the body fails right away instead of waiting. Otherwise, bodies that
-//! hold capacity could all end up waiting for each other.
+//! All bodies received on a listener share one capacity. A body takes capacity for every byte read, and only returns it when
+//! dropped. If there is not enough capacity left, the body fails right away instead of waiting. Otherwise, bodies holding
+//! capacity could all end up waiting for each other.
 
 use std::{
     pin::Pin,
@@ -25,24 +25,24 @@ use crate::refusal::BodyError;
 /// How long the next [`BODY_PROGRESS`] bytes of a body, or the rest of it, may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which [`BODY_TIMEOUT`] starts again.
+/// Number of bytes after which [`BODY_TIMEOUT`] restarts.
 ///
-/// This way, a client that sends 2.2 KB/s does not time out.
+/// This way, a client sending 2.2 KB/s does not time out.
 const BODY_PROGRESS: usize = 64 * 1024;
 
 /// Capacity for request body bytes. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Capacity(Arc<Semaphore>);
 
-/// A request body that takes capacity.
+/// A request body that takes up capacity and must keep making progress.
 #[derive(Debug)]
 pub(super) struct TimedBody {
     inner: Limited<Incoming>,
     capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
-    /// Set the first time that the body is pending.
+    /// Set the first time the body is pending.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes received since the deadline was last reset, or since the body's start.
+    /// Number of bytes received since the deadline was last reset, or since the body started.
     received: usize,
 }
 

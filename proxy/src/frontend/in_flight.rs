@@ -18,7 +18,7 @@ struct Requests {
     none_left: Notify,
 }
 
-/// Marks a request as in flight until it is dropped.
+/// Marks a request as in flight, until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightGuard(InFlight);
 
@@ -32,7 +32,7 @@ impl InFlight {
         InFlightGuard(self.clone())
     }
 
-    /// Returns how many requests have ever started, including those that have ended.
+    /// Returns the total number of requests started so far, including those that have ended.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }

@@ -16,7 +16,7 @@ pub struct RequestFilter {
     allows_ip_addresses: bool,
 }
 
-/// The methods that are accepted: those that MCP uses, and those for inspecting an endpoint.
+/// The accepted methods: those that MCP uses, and those for inspecting an endpoint.
 const METHODS: [Method; 5] = [
     Method::GET,
     Method::POST,
@@ -25,7 +25,7 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same methods, for the `Allow` header of a refusal.
+/// The same methods, for a refusal's `Allow` header.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.
@@ -60,7 +60,7 @@ impl RequestFilter {
         self
     }
 
-    /// Checks a request whose body may have up to `body_size` bytes. The error is the response.
+    /// Checks a request whose body may be up to `body_size` bytes long. The error is the response.
     ///
     /// The size of a body without a `Content-Length` is not checked yet.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
@@ -109,7 +109,7 @@ impl RequestFilter {
         !host.as_str().contains('@') && self.is_own_host(host)
     }
 
-    /// Returns `true` for one of this machine's names, and for a host that the filter allows.
+    /// Returns `true` for one of this machine's names, and for an allowed host.
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit their scheme's default port.
         let is_allowed_with_default_port = |host: &str| {
@@ -148,7 +148,7 @@ impl RequestFilter {
     }
 }
 
-/// Returns `true` if the origin is that of a web page. Other schemes belong to extensions and programs.
+/// Returns `true` for a web page's origin. Other schemes belong to extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }

@@ -1,7 +1,7 @@
-//! The queue of log lines waiting to be written to standard error.
+//! A queue of log lines waiting to be written to standard error.
 //!
-//! 1. **Logging never waits for standard error and never fails.** Only the queue's own thread writes to standard error, which may
-//!    be closed or full, or may not be read.
+//! 1. **Logging never waits for standard error and never fails.** Only the queue's own thread writes to standard error, which
+//!    may be closed, full, or not being read.
 //! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, and so is one that can't be written. Only the
 //!    line that reports dropped lines may exceed the limit.
 //! 3. **Every dropped line is counted.** After the next successful write, a line reports the count.
@@ -25,7 +25,7 @@ use crate::lock::lock;
 /// This is enough for a drain to log a line for each of 4,096 cancelled calls.
 const MAX_QUEUED: usize = 1024 * 1024;
 
-/// Maximum capacity that a buffer keeps once it has been written.
+/// Maximum capacity retained by a buffer after it has been written.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
 /// Delay before retrying a write while standard error is non-blocking and full.
@@ -48,9 +48,9 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lines: Vec<u8>,
-    /// Whether the writer thread has taken lines that it has not written yet.
+    /// Whether the writer thread has taken lines that it has yet to write.
     is_writing: bool,
-    /// Number of dropped lines that have not been reported yet.
+    /// Number of dropped lines that have yet to be reported.
     dropped: u64,
 }
 
@@ -90,7 +90,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues or drops a whole line. Never fails, and claims to have written the line either way.
+    /// Queues or drops the entire line. Never fails, and claims to have written the line either way.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
@@ -148,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Waits for lines, then swaps them with `lines`, which must be empty.
+    /// Waits for lines, then swaps them into `lines`, which must be empty.
     fn take(&self, lines: &mut Vec<u8>) {
         let mut state = self.state();
         state.is_writing = false;

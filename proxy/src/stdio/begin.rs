@@ -31,9 +31,9 @@ use crate::{
     refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
-/// How long a session's streams are kept after the session has ended.
+/// How long a session's streams are retained after the session has ended.
 ///
-/// During this time, a client can still resume them. A deleted session's streams are not kept.
+/// During this time, a client can still resume them. A deleted session's streams are not retained.
 const RETENTION: Duration = Duration::from_secs(60);
 
 /// Minimum time between two log lines about refused sessions.
@@ -42,7 +42,7 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// The session timeout used if there is no limit: about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A running session. Dropping this ends the session, no matter how its task has ended.
+/// A running session. Dropping this ends the session, no matter how its task ended.
 struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
@@ -55,12 +55,12 @@ struct RunningSession {
 impl Stdio {
     /// Starts a session with an `initialize` request.
     ///
-    /// If the session limit has been reached, another session may be ended to make room.
+    /// If the session limit has been reached, another session may be evicted to make room.
     ///
     /// # Errors
     ///
-    /// Returns an error response if the request's id is invalid, if there is no room, or if the process can't be started. During
-    /// the backoff and the shutdown, every request is refused in this way.
+    /// Returns an error response if the request's id is invalid, if there is no room, or if the process can't be started.
+    /// During the backoff and the shutdown, every request is refused this way.
     pub(super) async fn begin(
         &self,
         message: &Message<'_>,
@@ -155,7 +155,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// Logs that a session was refused at the limit, at most once per [`REFUSAL_LOG_INTERVAL`].
+    /// Logs that the session limit caused a refusal, at most once per [`REFUSAL_LOG_INTERVAL`].
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.last_refusal_log);
@@ -174,7 +174,7 @@ impl Inner {
 impl RunningSession {
     /// Runs the session until it ends.
     ///
-    /// Unless the client has deleted the session, its streams are then kept for [`RETENTION`].
+    /// Unless the client has deleted the session, its streams are then retained for [`RETENTION`].
     async fn run(self, (group, pipes, input_writer): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, input_writer).await;
         let store = self.stdio.upgrade().map(|stdio| {
@@ -183,7 +183,7 @@ impl RunningSession {
         });
         let (id, reason) = (self.id.clone(), end.reason);
         drop(self);
-        // Keep the streams, in case a client resumes late.
+        // Retain the streams, in case a client resumes late.
         if let Some(store) = store.filter(|_| reason != EndReason::Deleted) {
             sleep(RETENTION).await;
             store.close(&id);
@@ -204,7 +204,7 @@ impl Drop for RunningSession {
 
 /// Returns `true` if the system has run out of descriptors, processes or memory.
 ///
-/// Such an error is not counted as a crash of the server.
+/// This kind of error does not count as a server crash.
 fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::session::EndReason;
 
-/// The reasons for which a session ends, as label values for the metric.
+/// The reasons a session can end for, as metric label values.
 const LABELS: [&str; 9] = [
     "deleted",
     "idle",
@@ -17,7 +17,7 @@ const LABELS: [&str; 9] = [
     "cancel_not_answered",
 ];
 
-/// The number of ended sessions for each of the [`LABELS`].
+/// The number of ended sessions for each label in [`LABELS`].
 #[derive(Debug, Default)]
 pub(super) struct EndCounts([AtomicU64; LABELS.len()]);
 
@@ -44,7 +44,7 @@ fn label(reason: EndReason) -> &'static str {
         EndReason::Deleted => "deleted",
         EndReason::Idle => "idle",
         EndReason::Lost => "lost",
-        EndReason::MadeRoom => "made_room",
+        EndReason::Evicted => "made_room",
         EndReason::Shutdown(_) => "shutdown",
         EndReason::Exited => "exited",
         EndReason::Closed => "pipes_closed",
@@ -66,7 +66,7 @@ mod tests {
             EndReason::Deleted,
             EndReason::Idle,
             EndReason::Lost,
-            EndReason::MadeRoom,
+            EndReason::Evicted,
             EndReason::Shutdown(Duration::ZERO),
             EndReason::Exited,
             EndReason::Closed,

@@ -22,9 +22,9 @@ use super::routing::MAX_OPEN;
 /// This equals the maximum number of open calls, because a client may send all of them at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// Maximum number of additional cancellations: one for each open call.
+/// Maximum number of additional cancellations: one per open call.
 ///
-/// A full queue must not prevent a cancellation, and if a client disconnects, all of its calls may be cancelled at once.
+/// A full queue must not block a cancellation, and if a client disconnects, all of its calls may be cancelled at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
 /// Maximum number of queued bytes: twice the maximum size of a message.
@@ -32,12 +32,13 @@ const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// Maximum number of bytes in additional cancellations.
 ///
-/// These bytes are counted separately, so that large messages can't prevent a cancellation.
+/// These bytes are counted separately, so that large messages can't block a cancellation.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed.
 ///
-/// A process is killed after [`WRITE_CHECKS`] failed checks. A stall of the proxy, with or without the process, causes at most one.
+/// A process is killed after [`WRITE_CHECKS`] failed checks. If the proxy itself stalls, with or without the process, at most
+/// one check fails.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of checks within [`WRITE_TIMEOUT`].
@@ -185,7 +186,7 @@ impl Permit<'_> {
 impl InputWriter {
     /// Writes queued messages, and returns why writing stopped.
     ///
-    /// If the process was blocked during a check, [`WRITE_TIMEOUT`] starts again.
+    /// If the process was blocked during a check, [`WRITE_TIMEOUT`] restarts.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -216,9 +217,9 @@ impl InputWriter {
 // === impl Backpressure ===
 
 impl Backpressure {
-    /// Waits for a future. While the future is pending, the process is marked as blocked.
+    /// Awaits a future, marking the process as blocked while the future is pending.
     ///
-    /// Only wait for one future at a time. If this is dropped while waiting, the process remains marked as blocked.
+    /// Only await one future at a time. If this is dropped while the future is pending, the process remains marked as blocked.
     pub(super) async fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         if let Some(done) = futures_util::future::poll_immediate(future.as_mut()).await {

@@ -8,7 +8,7 @@ use crate::message::{IdKey, Scanner};
 /// Maximum length of a line. This is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes to keep of a line that is too long.
+/// Maximum number of bytes to retain of an overlong line.
 const MAX_EXCERPT: usize = 200;
 
 /// Capacity above which the buffer is replaced by a smaller one.
@@ -19,44 +19,44 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 /// Minimum free capacity of the buffer before a read.
 const READ_SIZE: usize = 16 * 1024;
 
-/// The byte order mark, which servers written in .NET or PowerShell write first.
+/// The byte order mark, which servers written in .NET or PowerShell emit first.
 ///
 /// It is stripped from lines.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits a process's output into lines.
 ///
-/// This holds at most one line of the maximum length, plus the bytes that were read along with the line's end.
+/// This holds at most one line of the maximum length, plus whatever was read along with the line's end.
 #[derive(Debug)]
 pub struct Lines {
     max: usize,
     buffer: BytesMut,
-    /// Number of bytes at the start of the buffer that are known to contain no line break.
+    /// Number of bytes at the start of the buffer known to contain no line break.
     scanned: usize,
-    /// Set if the current line is too long. Its bytes are then discarded as they are read.
+    /// Set while the current line is overlong. Its bytes are then discarded as they are read.
     skipped: Option<Skipped>,
 }
 
-/// A line that is not empty.
+/// A non-empty line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, without surrounding white space or a leading byte order mark.
+    /// A complete line, without surrounding white space or a leading byte order mark.
     ///
-    /// Copy the line if you want to keep it, because it keeps the whole buffer allocated.
+    /// Copy the line if you want to hold on to it, because it keeps the entire buffer allocated.
     Whole(Bytes),
-    /// A line that was too long and has been discarded.
+    /// An overlong line, which has been discarded.
     TooLong {
         /// The line's first bytes.
-        beginning: Bytes,
+        prefix: Bytes,
         /// The id of the call that the line answers, if it is an answer.
         answers: Option<IdKey>,
     },
 }
 
-/// State kept for a line that is too long.
+/// The state of an overlong line.
 #[derive(Debug)]
 struct Skipped {
-    beginning: Bytes,
+    prefix: Bytes,
     scanner: Scanner,
 }
 
@@ -85,13 +85,13 @@ impl Lines {
         &mut self.buffer
     }
 
-    /// Returns the next complete line that is not empty, or `None` if more bytes are needed.
+    /// Returns the next complete, non-empty line, or `None` if more bytes are needed.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
             let new = self.buffer.get(self.scanned..).unwrap_or_default();
             let Some(end) = memchr(b'\n', new).map(|at| self.scanned + at) else {
                 self.scanned = self.buffer.len();
-                self.on_unterminated();
+                self.discard_overlong();
                 return None;
             };
             self.scanned = 0;
@@ -111,8 +111,8 @@ impl Lines {
         self.finish_line(text)
     }
 
-    /// Discards an unterminated line that is too long.
-    fn on_unterminated(&mut self) {
+    /// Discards the current, unterminated line if it is overlong.
+    fn discard_overlong(&mut self) {
         if self.skipped.is_none() && self.buffer.len() > self.max {
             self.skipped = Some(Skipped::new(&self.buffer));
         }
@@ -144,16 +144,16 @@ impl Lines {
 
 impl Skipped {
     fn new(text: &[u8]) -> Self {
-        let beginning = text.get(..MAX_EXCERPT).unwrap_or(text);
+        let prefix = text.get(..MAX_EXCERPT).unwrap_or(text);
         Self {
-            beginning: Bytes::copy_from_slice(beginning),
+            prefix: Bytes::copy_from_slice(prefix),
             scanner: Scanner::default(),
         }
     }
 
     fn into_line(self) -> Line {
         Line::TooLong {
-            beginning: self.beginning,
+            prefix: self.prefix,
             answers: self.scanner.answers_with_version(),
         }
     }
@@ -218,10 +218,10 @@ mod tests {
         for size in [1, 10, 100] {
             for end in [&b""[..], b"\n", b"\r\n"] {
                 let lines = cut(16, line.chunks(size).chain([end]));
-                let [Line::TooLong { beginning, answers }] = &lines[..] else {
+                let [Line::TooLong { prefix, answers }] = &lines[..] else {
                     panic!("{lines:?}");
                 };
-                assert!(line.starts_with(beginning));
+                assert!(line.starts_with(prefix));
                 assert_eq!(*answers, IdKey::of("7"));
             }
         }
@@ -231,7 +231,7 @@ mod tests {
     fn a_line_may_have_the_maximum_length_and_no_more() {
         assert_eq!(cut(4, [&b"1234\n"[..]]), [whole("1234")]);
         let too_long = Line::TooLong {
-            beginning: Bytes::from_static(b"12345"),
+            prefix: Bytes::from_static(b"12345"),
             answers: None,
         };
         assert_eq!(cut(4, [&b"12345\n6"[..]]), [too_long, whole("6")]);

@@ -1,8 +1,8 @@
 //! Makes room for a new session when the session limit has been reached.
 //!
-//! To make room, the session that has been without a request and a stream for longest is ended, provided that this is longer than
-//! [`Options::make_room_after`]. If there is no such session, the new one is refused. A session that has an open call, or whose
-//! process is waiting for a client to read, is never ended to make room.
+//! The session that has been unused for longest, with neither a request nor a stream, is evicted, provided that it has been
+//! unused for longer than [`Options::make_room_after`]. If no session qualifies, the new one is refused. A session with an open
+//! call, or whose process is waiting for a client to read, is never evicted.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
 
@@ -19,21 +19,21 @@ use super::{
     stop::STOP_TIMEOUT,
 };
 
-/// How long to wait for a process to exit and make room.
+/// How long to wait for a process to exit.
 ///
 /// This includes some margin: stopping a process takes at most twice [`STOP_TIMEOUT`].
 const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
 
-/// Counts a new session as waiting for a process to exit until it is dropped.
+/// Counts a new session as waiting for a process to exit, until this guard is dropped.
 struct WaitingGuard<'a>(&'a Inner);
 
 // === impl Inner ===
 
 impl Inner {
-    /// Returns the permit for a new process.
+    /// Returns a permit for a new process.
     ///
-    /// If the session limit has been reached, this ends an unused session and waits for its process to exit. Returns `None` if no
-    /// session can be ended, or if no process exits within [`ROOM_TIMEOUT`].
+    /// If the session limit has been reached, this evicts an unused session and waits for its process to exit. Returns `None`
+    /// if no session can be evicted, or if no process exits within [`ROOM_TIMEOUT`].
     pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -43,29 +43,29 @@ impl Inner {
         permit.await.ok()?.ok()
     }
 
-    /// Registers a new session that is waiting for room.
+    /// Registers a new session waiting for room.
     ///
-    /// Ends an unused session, unless enough processes are already stopping. Returns `None` if no session can be ended, or if the
-    /// proxy is shutting down.
+    /// Evicts an unused session, unless enough processes are already stopping. Returns `None` if no session can be evicted, or
+    /// if the proxy is shutting down.
     fn wait_for_room(&self) -> Option<WaitingGuard<'_>> {
         let mut live = self.live();
         if live.is_shutting_down {
             return None;
         }
-        // Each process that is stopping makes room for one new session.
+        // Each stopping process makes room for one new session.
         let ending = self.children().saturating_sub(live.sessions.len());
         if ending <= live.waiting {
-            self.end_longest_unused(&mut live)?;
+            self.evict_longest_unused(&mut live)?;
         }
         live.waiting += 1;
         Some(WaitingGuard(self))
     }
 
-    /// Ends the session that has been unused for longest. Returns `None` if none can be ended.
-    fn end_longest_unused(&self, live: &mut Live) -> Option<()> {
-        let before = Instant::now().checked_sub(self.options.make_room_after)?;
+    /// Evicts the session that has been unused for longest. Returns `None` if none can be evicted.
+    fn evict_longest_unused(&self, live: &mut Live) -> Option<()> {
+        let cutoff = Instant::now().checked_sub(self.options.make_room_after)?;
         let unused = live.sessions.iter().filter_map(|(id, session)| {
-            let since = session.unused_since().filter(|since| *since < before)?;
+            let since = session.unused_since().filter(|since| *since < cutoff)?;
             Some((since, id.clone(), session.clone()))
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
@@ -73,7 +73,7 @@ impl Inner {
         // Check again, because a client may have started to use one of them in the meantime.
         let (_, id, _) = unused
             .iter()
-            .find(|(.., session)| session.end_if_unused(before))?;
+            .find(|(.., session)| session.evict_if_unused(cutoff))?;
         live.sessions.remove(id);
         Some(())
     }
@@ -87,18 +87,18 @@ impl Session {
         self.unused_since_in(&self.state())
     }
 
-    /// Ends the session if it has been unused since some time before `before`.
+    /// Evicts the session if it was last used before `cutoff`.
     ///
-    /// Returns `false` if it has been used since, or if it is already ending.
-    fn end_if_unused(&self, before: Instant) -> bool {
+    /// Returns `false` if it has been used more recently, or if it is already ending.
+    fn evict_if_unused(&self, cutoff: Instant) -> bool {
         {
             let mut state = self.state();
             let since = self.unused_since_in(&state);
-            if state.stopped.is_some() || since.is_none_or(|since| since >= before) {
+            if state.stopped.is_some() || since.is_none_or(|since| since >= cutoff) {
                 return false;
             }
             // Calls are started under the same lock, so none can have started since the check above.
-            state.stopped = Some(EndReason::MadeRoom);
+            state.stopped = Some(EndReason::Evicted);
         }
         self.standalone.end();
         self.stop.notify_one();

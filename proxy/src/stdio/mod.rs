@@ -1,8 +1,8 @@
-//! Serves an MCP server that uses stdin and stdout over HTTP, with one process per session.
+//! Serves a stdio MCP server over HTTP, with one process per session.
 //!
 //! 1. **Messages are not rewritten.** In both directions, a message is passed through as it was written, with a few exceptions.
-//!    White space around it is removed, and so is a server's byte order mark. Line breaks between its tokens become spaces. A
-//!    server's batch is split, and the layer's cancellation is given the id as the client wrote it.
+//!    White space around it is removed, and so is a byte order mark from a server. Line breaks between its tokens become
+//!    spaces. A server's batch is split, and the layer's cancellation is given the id as the client wrote it.
 //! 2. **No process is left behind.** When a session ends, its process's stdin is closed, and then the process group is signalled
 //!    (`process`).
 //! 3. **Routing.** `routing` finds the call for each line from the server. A line that might belong to any of several open calls
@@ -40,11 +40,11 @@ pub use self::{
 /// Options for [`Stdio`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The program that is started for each session.
+    /// The program to start for each session.
     pub program: Program,
     /// Maximum number of processes, 256 by default.
     pub max_sessions: usize,
-    /// How long a session must have been unused before it may be ended to make room.
+    /// How long a session must have been unused before it may be evicted to make room.
     ///
     /// A session is unused while it has no request and no stream. This applies when the session limit has been reached. The
     /// default of 10 s is longer than the 3 s after which SDK clients reconnect.
@@ -61,7 +61,7 @@ pub struct Options {
     ///
     /// After that time, the session's process is killed, which also ends all of the session's other calls. Many servers never
     /// answer a cancelled call, even if they have stopped working on it. So only use this for servers that do answer, or that
-    /// nothing else stops.
+    /// nothing else can stop.
     pub kill_after: Option<Duration>,
 }
 

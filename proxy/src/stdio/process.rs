@@ -4,11 +4,11 @@
 //!    leader's id, which is also the group's, can't be reused, because the zombie still holds it. This is why we detect that the
 //!    leader has exited without reaping it, and why [`Group::reap`] kills the rest of the group before it reaps the leader.
 //! 2. **A dropped group is killed**, no matter how its task or the runtime ends.
-//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps the pipes open.
+//! 3. **A process counts as ended once the leader has exited**, even if a grandchild keeps the pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. And if the proxy itself is
-//! killed by a signal that it can't handle, its children are not killed; they only see the end of their stdin. Tying them to the
-//! proxy (`PR_SET_PDEATHSIG`) would require `unsafe` code between fork and exec, and the kernel would also kill them when the
+//! killed by a signal that it can't handle, its children are not killed; they only see EOF on stdin. Tying them to the proxy
+//! (`PR_SET_PDEATHSIG`) would require `unsafe` code between fork and exec, and the kernel would also kill them when the
 //! *thread* that started them ends.
 
 use std::{
@@ -59,7 +59,7 @@ pub(crate) struct Group {
     leader: Child,
     /// The id of both the leader and the group, until the leader has been reaped.
     id: Option<Pid>,
-    /// Notified when any of the proxy's child processes has ended.
+    /// Notified when any of the proxy's child processes exits.
     child_ended: unix::Signal,
 }
 
@@ -271,7 +271,7 @@ mod tests {
         assert!(exists(leader), "the leader has not been reaped yet");
         assert!(exists(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
-        // The pipe ends when the last process that holds it has exited.
+        // The pipe ends when the last process that has it open exits.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!exists(leader));
         assert_eq!(

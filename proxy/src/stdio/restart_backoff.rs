@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Number of crashes within a [`PERIOD`] that start the backoff.
+/// Number of crashes within a [`PERIOD`] that trigger the backoff.
 const MAX_CRASHES: usize = 3;
 
 /// The period in which crashes are counted, and the length of the backoff after the last one.

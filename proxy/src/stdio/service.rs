@@ -45,7 +45,7 @@ use crate::{
 /// Maximum number of processes. No system can run this many.
 const MAX_PERMITS: usize = 1 << 24;
 
-/// A server that speaks stdio, as a service. Clones share the server.
+/// A stdio server, as a service. Clones share the server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
@@ -55,7 +55,7 @@ pub struct Stdio(pub(super) Arc<Inner>);
 pub struct Stats {
     /// Number of sessions that clients can use.
     pub sessions: usize,
-    /// Number of processes, including those that are stopping.
+    /// Number of processes, including stopping ones.
     pub children: usize,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -116,7 +116,7 @@ impl Stdio {
         })))
     }
 
-    /// Returns the program that is started for each session.
+    /// Returns the program started for each session.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.0.options.program
@@ -337,7 +337,7 @@ impl Inner {
         lock(&self.live)
     }
 
-    /// Returns the number of processes, including those that are stopping.
+    /// Returns the number of processes, including stopping ones.
     pub(super) fn children(&self) -> usize {
         self.children.load(Ordering::Relaxed)
     }
@@ -380,7 +380,7 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// Returns the session of a request that must have one.
+    /// Returns the request's session id, which is required.
     fn required_session(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
         let session = Self::from_headers(headers)?.session;
         session.ok_or("a request without a session")

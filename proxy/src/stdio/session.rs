@@ -22,7 +22,7 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// Maximum length of an id or a token. Both are stored for as long as the call lasts.
+/// Maximum length of an id or a token. There has to be a limit, because both are stored for as long as the call lasts.
 const MAX_ID: usize = 1024;
 
 /// A session, shared by its requests and its task.
@@ -52,7 +52,7 @@ pub(super) struct Timeouts {
     pub(super) lost: Duration,
 }
 
-/// Marks a session as in use by a request until it is dropped.
+/// Marks a session as in use by a request, until this guard is dropped.
 ///
 /// A request uses its session from before its body arrives until its message has been sent or refused.
 pub(super) struct SessionUse {
@@ -64,7 +64,7 @@ pub(super) struct SessionUse {
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) last_used: Instant,
-    /// Number of requests that are currently using the session.
+    /// Number of requests currently using the session.
     requests: usize,
     /// The standalone stream's disconnect count when the client's last request ended.
     disconnects: u64,
@@ -83,10 +83,10 @@ pub(super) enum EndReason {
     Deleted,
     /// The session was idle for too long.
     Idle,
-    /// The session's client disconnected and did not return in time.
+    /// The session's client disconnected and did not reconnect in time.
     Lost,
-    /// The session was unused, and has made room for a new one.
-    MadeRoom,
+    /// The session was unused, and was evicted to make room for a new one.
+    Evicted,
     /// The proxy is shutting down. The process has this long to exit after its stdin has been closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
@@ -256,7 +256,7 @@ impl Session {
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // A call whose answer is waiting for its client to read is no longer open, and only shows up as backpressure.
+        // A call whose answer is waiting for its client to read it is no longer open, and only shows up as backpressure.
         state.requests > 0 || has_open_call || self.backpressure.is_on()
     }
 
@@ -294,7 +294,7 @@ impl Session {
 
     /// Ends all open streams, with `text` as the error for calls.
     ///
-    /// If the session is already ending for another reason, that reason stays.
+    /// If the session is already ending for another reason, that reason is kept.
     pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -316,7 +316,7 @@ impl Session {
     }
 }
 
-/// Returns an id or a token as a key that compares by value.
+/// Returns an id or a token as a key compared by value.
 ///
 /// Returns `None` if it is too long to be stored, or if it is neither a string nor a number.
 pub(super) fn key(text: &str) -> Option<IdKey> {
@@ -361,7 +361,7 @@ impl EndReason {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was idle for too long",
             Self::Lost => "the session's client was disconnected for too long",
-            Self::MadeRoom => "the session was unused, and has made room for a new one",
+            Self::Evicted => "the session was unused, and was evicted to make room for a new one",
             Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",

@@ -10,7 +10,7 @@ use super::service::Stdio;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionInfo {
-    /// A hash of the session's id, the same as in the log. The id itself is a secret.
+    /// A hash of the session's id, the same one as in the log. The id itself is a secret.
     pub id: String,
     /// How long ago the session started.
     pub age: Duration,
@@ -24,7 +24,7 @@ impl Stdio {
     /// Returns the sessions, oldest first.
     #[must_use]
     pub fn sessions(&self) -> Vec<SessionInfo> {
-        // Release this lock first, because each session has a lock of its own.
+        // Release this lock first, because each session has its own lock.
         let sessions: Vec<_> = self.0.live().sessions.values().cloned().collect();
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {

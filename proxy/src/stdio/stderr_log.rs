@@ -19,13 +19,13 @@ const MAX_LINES: u32 = 100;
 /// The rate limit's period.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Maximum length of a line from stderr that is logged in full.
+/// Maximum length of a stderr line to log in full.
 const MAX_LINE_BYTES: usize = 4 * 1024;
 
-/// Maximum number of bytes to log of a line on stdout that is not a message.
+/// Maximum number of bytes to log of a stdout line that is not a message.
 const MAX_EXCERPT: usize = 200;
 
-/// Identifies a session in the log, in the same way as the layer does.
+/// Identifies a session in the log, in the same way the layer does.
 ///
 /// This is not the session id itself, which is a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct SessionLogId(Arc<str>);
 /// Admits up to [`MAX_LINES`] lines per [`PERIOD`], and counts the lines it omits.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
-    since: Option<Instant>,
+    period_start: Option<Instant>,
     lines: u32,
     omitted: u64,
 }
@@ -59,10 +59,10 @@ impl fmt::Display for SessionLogId {
 impl LineRateLimit {
     /// Admits a line, and returns how many lines have been omitted just before it.
     ///
-    /// Returns `None` if this line must be omitted, too.
+    /// Returns `None` if this line must be omitted as well.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now >= since + PERIOD) {
-            self.since = Some(now);
+        if self.period_start.is_none_or(|start| now >= start + PERIOD) {
+            self.period_start = Some(now);
             self.lines = 0;
         }
         if self.lines >= MAX_LINES {
@@ -104,7 +104,7 @@ fn log_line(session: &SessionLogId, rate: &mut LineRateLimit, line: &Line) {
     if let Some(omitted) = rate.admit(Instant::now()) {
         let (text, truncated) = match line {
             Line::Whole(text) => (text, None),
-            Line::TooLong { beginning, .. } => (beginning, Some(true)),
+            Line::TooLong { prefix, .. } => (prefix, Some(true)),
         };
         let omitted = (omitted > 0).then_some(omitted);
         let text = sanitize(text, MAX_LINE_BYTES);

@@ -8,16 +8,16 @@ use tokio::time::timeout;
 
 use super::{process::Group, session::EndReason};
 
-/// How long a process has to exit after its stdin has been closed, and again after SIGTERM.
+/// How long a process has to exit after its stdin is closed, and again after SIGTERM.
 ///
-/// When the proxy shuts down, a different limit applies. This is also how long to wait for a killed process to exit.
+/// This is also how long to wait for a killed process to exit. A different limit applies when the proxy shuts down.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a session ended.
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) reason: EndReason,
-    /// Whether the process ended before its first answer, and the session had not been stopped.
+    /// Whether the process exited before its first answer without being stopped.
     pub(super) failed_to_start: bool,
     /// Whether the process had to be killed with SIGKILL.
     pub(super) was_killed: bool,
@@ -42,9 +42,9 @@ pub(super) async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible
 
 /// Stops a process whose stdin has been closed, and returns what made it exit.
 ///
-/// If the process does not exit in time, this sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits right away, while the
-/// server behind it may have a handler for SIGTERM. So even if the process itself has exited, its descendants also get SIGTERM
-/// and the time to handle it. `output` ends once none of them holds the pipes any more. If the process exited on its own, its
+/// If the process does not exit in time, this sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits right away, while
+/// the server behind it may have a handler for SIGTERM. So even if the process itself has exited, its descendants also get
+/// SIGTERM and time to handle it. `output` ends once none of them has the pipes open. If the process exited on its own, its
 /// descendants get no time.
 pub(super) async fn stop_process(
     group: &mut Group,
@@ -58,7 +58,7 @@ pub(super) async fn stop_process(
         EndReason::Deleted
         | EndReason::Idle
         | EndReason::Lost
-        | EndReason::MadeRoom
+        | EndReason::Evicted
         | EndReason::Shutdown(_)
         | EndReason::Closed => {
             let stop_timeout = match reason {

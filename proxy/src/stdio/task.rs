@@ -29,7 +29,7 @@ use crate::{
 
 /// How long to keep reading output after the process group has been killed.
 ///
-/// There has to be a limit, because a process outside the group might still hold the pipes.
+/// There has to be a limit, because a process outside the group might still have the pipes open.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a session may be unused after `initialize`.
@@ -41,7 +41,7 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// How often a session is checked while its process is blocked.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How late a check must be to be taken as a sign that the proxy has stalled.
+/// How late a check must be to count as a sign that the proxy has stalled.
 ///
 /// The proxy stalls, for example, while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
@@ -59,7 +59,7 @@ const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
 
-/// The stream of a call that is being answered, and therefore no longer has a route.
+/// The stream of a call being answered, which therefore no longer has a route.
 ///
 /// Dropping this ends the stream, with an error if the answer has not been added.
 struct EndOnDrop<'a>(&'a Stream);
@@ -133,7 +133,7 @@ impl Session {
                 )
             }
             EndReason::Idle => format!("unused for {UNUSED_TIMEOUT:?} after initialize"),
-            EndReason::MadeRoom => format!("{text} (--max-sessions)"),
+            EndReason::Evicted => format!("{text} (--max-sessions)"),
             EndReason::Overdue => format!("{text} (--kill-after)"),
             _ => text,
         };
@@ -141,7 +141,7 @@ impl Session {
             EndReason::Deleted
             | EndReason::Idle
             | EndReason::Lost
-            | EndReason::MadeRoom
+            | EndReason::Evicted
             | EndReason::Shutdown(_) => {
                 info!(mcp.session.id = %session, "session ended: {text}")
             }
@@ -176,8 +176,8 @@ impl Session {
     async fn handle_line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
             Line::Whole(text) => single_line(text),
-            Line::TooLong { beginning, answers } => {
-                rate.log_unparsed(&self.log_id, "a line that is too long", &beginning);
+            Line::TooLong { prefix, answers } => {
+                rate.log_unparsed(&self.log_id, "an overlong line", &prefix);
                 if let Some(call) = answers {
                     self.on_answer_lost(&call, TOO_LONG);
                 }
@@ -250,7 +250,7 @@ impl Session {
         let event = Event::message(&text, stream.call());
         // Keep only one copy of the text, because the event may have to wait for room for a long time.
         drop(text);
-        // If the event store refuses an event, it logs that and ends the event's call by itself.
+        // If the event store refuses an event, it logs that and ends the event's call on its own.
         let before = Instant::now();
         let _ = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
@@ -337,9 +337,9 @@ impl Session {
         }
     }
 
-    /// If the check that was due at `due` is late, excludes the stall from all timeouts.
+    /// If the check due at `due` is late, excludes the stall from all timeouts.
     ///
-    /// Requests that arrived during the stall have not been read yet, so the session's timeouts start again. The process may have
+    /// Requests that arrived during the stall have not been read yet, so the session's timeouts restart. The process may have
     /// stalled as well, so cancelled calls get as much more time as the check is late.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
@@ -351,9 +351,9 @@ impl Session {
         }
     }
 
-    /// Returns when the session will have been unused for too long, and why it will end then.
+    /// Returns when the session will have been unused for too long, and the reason for ending it.
     ///
-    /// If the session is in use, also records this as its last use.
+    /// If the session is in use, also updates the time of its last use.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
         let timeout = if state.was_used {
             self.timeouts.idle
@@ -366,8 +366,8 @@ impl Session {
             (timeout, EndReason::Idle)
         };
         if self.is_working(state) || self.standalone.is_attached() {
-            // Check again after a quarter of the timeout. That way, the session ends after between three quarters of the timeout
-            // and the whole timeout, counted from the end of this use.
+            // Check again after a quarter of the timeout. That way, the session ends between three quarters of the timeout and
+            // the full timeout after this use ended.
             state.last_used = now.max(state.last_used);
             return (now + timeout / 4 + Duration::from_millis(1), reason);
         }

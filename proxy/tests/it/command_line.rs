@@ -42,7 +42,7 @@ fn error_of(args: &[&str]) -> String {
 #[test]
 fn without_a_server_the_error_names_the_options_for_one() {
     let text = error_of(&[]);
-    assert!(text.contains("give its URL with --upstream"), "{text}");
+    assert!(text.contains("pass its URL with --upstream"), "{text}");
 }
 
 #[test]
@@ -248,7 +248,7 @@ async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
         program.signal(Signal::TERM);
         let (_, line) = program.ended().await;
         assert_eq!(
-            line.contains("the grace of 3s") && line.contains("is shorter than 4s"),
+            line.contains("the grace period of 3s") && line.contains("is shorter than 4s"),
             is_short,
             "{option}: {line}"
         );

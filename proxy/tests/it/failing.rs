@@ -91,7 +91,7 @@ async fn a_server_that_closes_before_it_answers_causes_an_error() {
             (502, &7.into()),
             "{written}"
         );
-        assert!(reply.text().contains("did not answer"));
+        assert!(reply.text().contains("did not respond"));
     }
     proxy.calls_reach(0).await;
 }

@@ -1,4 +1,4 @@
-//! Finding out which request a server's message answers.
+//! Determines which request a server's message answers.
 
 use super::{Cursor, Params, ParseFailure, parse_id, parse_members};
 use crate::call::RequestId;
@@ -10,7 +10,7 @@ pub(crate) enum Answers {
     Nothing,
     /// The request with this id.
     One(RequestId),
-    /// The message may be a response, but it is not known to which request.
+    /// The message may be a response, but it is unclear to which request.
     ///
     /// [`BadId`] stands for a response without a usable id, such as `null`, which a server sends if it could not read the request's id
     /// (JSON-RPC 2.0, section 5). The other failures are the same as for a POST body.
@@ -19,10 +19,10 @@ pub(crate) enum Answers {
     Ambiguous(ParseFailure),
 }
 
-/// Returns which request `data`, a complete message, answers.
+/// Returns the request answered by `data`, a complete message.
 ///
-/// The rules are the same as for [`read`](super::read), so that the same text means the same id in both directions. In a message with a
-/// `method`, the values are skipped.
+/// The rules are the same as for [`read`](super::read), so that the same text means the same id in both directions. If a message has a
+/// `method`, its values are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
     try_answers(data).unwrap_or_else(Answers::Ambiguous)
 }

@@ -1,4 +1,4 @@
-//! Decoding ids the way rmcp does.
+//! Decodes ids the way rmcp does.
 
 use serde_json::{Number, Value};
 
@@ -24,9 +24,9 @@ pub(super) fn parse_id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     }
 }
 
-/// Parses a number that consists only of digits. Returns `None` for any other text.
+/// Parses up to 18 decimal digits. Returns `None` for any other text.
 ///
-/// Also returns `None` for more than 18 digits, which might not fit an `i64`.
+/// A longer number might not fit in an `i64`.
 fn digits(span: &[u8]) -> Option<i64> {
     if span.len() > 18 {
         return None;
@@ -37,7 +37,7 @@ fn digits(span: &[u8]) -> Option<i64> {
     })
 }
 
-/// Returns a number's integer value, or `None` if it is uncertain or does not fit an `i64`.
+/// Returns a number's integer value, or `None` if it is uncertain or not an `i64`.
 ///
 /// An integer in float form is accepted only below 2^53, because from there on, several integers share one `f64`. It must also be what
 /// `std` parses, which is stricter than rmcp: unless its `float_roundtrip` is enabled, `serde_json` may miss the nearest `f64` by one. For

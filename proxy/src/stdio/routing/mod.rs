@@ -2,20 +2,20 @@
 //!
 //! On stdio, all of a session's calls share one pipe, and only a few kinds of lines identify their call. These are the rules:
 //!
-//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A second answer is dropped. At most one
-//!    call can have an id, because a request is refused if the server might confuse its id with that of an earlier request that
-//!    has not been answered yet. `"7"` also answers 7, and 7 answers `"7"`, but only if the client has never sent an id of the
+//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A second answer is dropped. At most
+//!    one call can have an id, because a request is refused if the server might confuse its id with that of an earlier
+//!    unanswered request. `"7"` also answers 7, and 7 answers `"7"`, but only if the client has never sent an id of the
 //!    answer's type. Otherwise, it might be the second answer to another call.
-//! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the standalone stream,
-//!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
+//! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the
+//!    standalone stream, until all calls with the token have ended. Progress with an unknown token is sent there as well.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The session
 //!    task makes two exceptions. If the client of the only call has disconnected, it uses the standalone stream after all,
 //!    provided that a client is reading that stream or that the call's stream can't be resumed. And if no client is reading the
 //!    standalone stream, it sends a server's request to the newest of the open calls whose stream a client is reading.
 //! 4. **A cancellation** from the client closes the call. From then on, the call only receives its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token remain taken, because the server may still use them.
-//! 5. **Cancelled calls are bounded.** Of those that have not been answered, only the newest [`MAX_UNANSWERED`] are remembered.
-//! 6. **At the end**, each stream that is still open is returned once. After that, no call can start.
+//! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] unanswered ones are remembered.
+//! 6. **At the end**, each stream still open is returned once. After that, no call can start.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ use crate::message::{IdKey, Kind, LooseIdKey, Message};
 /// Maximum number of open calls in a session.
 pub const MAX_OPEN: usize = 1024;
 
-/// Maximum number of cancelled calls that are remembered until the server answers them.
+/// Maximum number of cancelled calls remembered until the server answers them.
 ///
 /// There has to be a limit, because most servers never do.
 pub const MAX_UNANSWERED: usize = 1024;
@@ -42,7 +42,7 @@ pub const MAX_UNANSWERED: usize = 1024;
 #[derive(Debug)]
 pub struct Routes<S> {
     open: HashMap<LooseIdKey, Call<S>>,
-    /// How many calls have ever been started.
+    /// Total number of calls started so far.
     begun: u64,
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
@@ -89,20 +89,20 @@ pub struct Due<S> {
 
 #[derive(Debug)]
 struct Call<S> {
-    /// Larger than that of any call that was started earlier.
+    /// Larger than that of any earlier call.
     number: u64,
     id: IdKey,
     token: Option<IdKey>,
     stream: S,
 }
 
-/// A call that has been cancelled, but not answered.
+/// A cancelled call that has yet to be answered.
 #[derive(Debug)]
 struct Unanswered<S> {
     id: IdKey,
     token: Option<IdKey>,
     stream: Option<S>,
-    since: Instant,
+    cancelled_at: Instant,
     /// How long the process has been blocked since the cancellation.
     blocked_for: Duration,
     /// Whether the call can still become [overdue](Due::overdue).
@@ -120,9 +120,9 @@ struct Owner {
 // === impl Routes ===
 
 impl<S: Clone> Routes<S> {
-    /// Creates routes without any calls.
+    /// Creates an empty set of routes.
     ///
-    /// If `kill_after` is set, a cancelled call becomes overdue after that time. Otherwise, none ever does.
+    /// If `kill_after` is set, a cancelled call becomes overdue after that time. Otherwise, no call ever does.
     #[must_use]
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
@@ -137,7 +137,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Registers a request that is about to be sent to the server.
+    /// Registers a request about to be sent to the server.
     ///
     /// If the request may be sent, `stream` is called to create the call's stream. If that fails, the request is not registered.
     pub fn begin<E: From<Refused>>(
@@ -239,7 +239,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Ends the call with exactly this id, which is not converted to another type.
+    /// Ends the call with exactly this id, without converting the id to another type.
     fn end_call(&mut self, id: &IdKey) -> Route<S> {
         let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
@@ -259,7 +259,7 @@ impl<S: Clone> Routes<S> {
         Route::Dropped
     }
 
-    /// Records that the open call with this id, if there is one, has been cancelled.
+    /// Marks the open call with this id, if any, as cancelled.
     ///
     /// If an older cancelled call is evicted to make room for this one, returns its stream, unless that is already closed.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
@@ -280,7 +280,7 @@ impl<S: Clone> Routes<S> {
             id: call.id,
             token: call.token,
             stream: Some(call.stream),
-            since: now,
+            cancelled_at: now,
             blocked_for: Duration::ZERO,
             may_be_overdue: self.kill_after.is_some(),
         };
@@ -295,40 +295,40 @@ impl<S: Clone> Routes<S> {
             let closed = unanswered
                 .stream
                 .as_ref()
-                .map(|_| unanswered.since + UPSTREAM_LINGER);
+                .map(|_| unanswered.cancelled_at + UPSTREAM_LINGER);
             let kill = self
                 .kill_after
                 .filter(|_| unanswered.may_be_overdue)
-                .map(|after| unanswered.since + unanswered.blocked_for + after);
+                .map(|after| unanswered.cancelled_at + unanswered.blocked_for + after);
             [closed, kill]
         });
         due.flatten().min()
     }
 
-    /// Records that the process has just been blocked for this long, and could not answer.
+    /// Records that the process was just blocked for this long, and so could not answer.
     ///
     /// This time is not counted toward [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
-            unanswered.blocked_for += blocked.min(now - unanswered.since);
+            unanswered.blocked_for += blocked.min(now - unanswered.cancelled_at);
         }
     }
 
     /// Returns what is due. Each item is returned only once.
     ///
-    /// No call is overdue while the process is blocked. Once the process is unblocked again,
-    /// [add the time](Self::add_blocked_time) that it was blocked.
+    /// No call is overdue while the process is blocked. Once the process is unblocked, [add the time](Self::add_blocked_time)
+    /// for which it was blocked.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
             closed: Vec::new(),
             overdue: false,
         };
         for unanswered in self.unanswered.values_mut() {
-            if unanswered.since + UPSTREAM_LINGER <= now {
+            if unanswered.cancelled_at + UPSTREAM_LINGER <= now {
                 due.closed.extend(unanswered.stream.take());
             }
             let is_overdue = self.kill_after.is_some_and(|after| {
-                !is_blocked && unanswered.since + unanswered.blocked_for + after <= now
+                !is_blocked && unanswered.cancelled_at + unanswered.blocked_for + after <= now
             });
             if is_overdue && std::mem::take(&mut unanswered.may_be_overdue) {
                 due.overdue = true;
@@ -365,14 +365,14 @@ impl<S: Clone> Routes<S> {
         let oldest = self
             .unanswered
             .iter()
-            .min_by_key(|(_, unanswered)| unanswered.since);
+            .min_by_key(|(_, unanswered)| unanswered.cancelled_at);
         let key = oldest.map(|(key, _)| key.clone())?;
         let unanswered = self.unanswered.remove(&key)?;
         self.release_token(unanswered.token);
         unanswered.stream
     }
 
-    /// Releases the token of a call that has ended.
+    /// Releases an ended call's token.
     fn release_token(&mut self, token: Option<IdKey>) {
         let Some(token) = token else {
             return;
