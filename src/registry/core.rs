@@ -39,9 +39,9 @@
 //!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
 //! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
-//! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
-//!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
-//!     window after the call's end.
+//! 11. **Retention.** An ended call is retained under its streams' event ids until its deadline, unless it is evicted ([`retention`]). If
+//!     the call was detached, that deadline is neither before the end of its grace period nor less than its resume window after the call's
+//!     end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** except in-flight calls and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is kept until then instead, and cancelled. A detached call
