@@ -33,7 +33,8 @@
 //!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
 //!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. An expiry can also be found late by a resume instead of the
 //!    timer. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, which
-//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)). A retained call that has expired
+//!    during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once. It is not checked again otherwise.
 //! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
 //!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
 //!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.

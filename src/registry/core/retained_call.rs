@@ -59,6 +59,8 @@ pub(super) struct RetainedCall<A> {
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
     pub(super) until: Instant,
+    /// Whether `until` has been postponed because of a stall.
+    pub(super) was_postponed: bool,
 }
 
 // === impl EndedCall ===

@@ -26,11 +26,15 @@ use tokio::time::Instant;
 
 use super::{
     super::totals::Totals,
+    call_timers::MAX_RESUME_WAIT,
     index::{EventId, KeyHash, StreamId},
     retained_call::{DeliveryState, EndedCall, PerDeliveryState, RetainedCall, RetainedOutcome},
     shrink_if_sparse::ShrinkIfSparse,
 };
-use crate::call::{CallId, Outcome};
+use crate::{
+    call::{CallId, Outcome},
+    timer::{LatenessTracker, STALL_THRESHOLD},
+};
 
 /// An outcome that was evicted or not retained, although its client could still have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,16 +91,30 @@ impl<A> RetainedCalls<A> {
         !queue.evicted.is_empty()
     }
 
-    /// Removes up to `max` calls that have expired by `now`.
-    pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
+    /// Removes up to `max` expired calls.
+    ///
+    /// A call that has expired during a stall is retained for [`MAX_RESUME_WAIT`] longer, once (invariant 7).
+    pub(super) fn remove_expired(
+        &mut self,
+        tracker: &LatenessTracker,
+        max: usize,
+        totals: &Totals,
+    ) {
         let Some(queue) = &mut self.0 else {
             return;
         };
+        let now = tracker.now();
         for _ in 0..max {
-            if queue.first_expired(now).is_none() {
+            let Some(call) = queue.first_expired(now) else {
                 break;
+            };
+            let is_late =
+                tracker.was_stalled(call.until) || tracker.lateness(call.until) > STALL_THRESHOLD;
+            if is_late && !call.was_postponed {
+                queue.postpone_first(now + MAX_RESUME_WAIT);
+            } else {
+                queue.remove(0, totals);
             }
-            queue.remove(0, totals);
         }
     }
 
@@ -226,6 +244,7 @@ impl<A> RetainedQueue<A> {
             event_ids,
             outcome: completion.outcome,
             until: completion.until,
+            was_postponed: false,
         }
     }
 
@@ -301,6 +320,17 @@ impl<A> RetainedQueue<A> {
     /// Returns the call that expires first, if it has expired by `now`.
     fn first_expired(&self, now: Instant) -> Option<&RetainedCall<A>> {
         self.calls.front().filter(|call| call.until <= now)
+    }
+
+    /// Postpones the expiry of the call that expires first.
+    fn postpone_first(&mut self, until: Instant) {
+        if let Some(call) = self.calls.pop_front() {
+            self.insert(RetainedCall {
+                until,
+                was_postponed: true,
+                ..call
+            });
+        }
     }
 
     fn remove(&mut self, index: usize, totals: &Totals) -> Option<RetainedCall<A>> {

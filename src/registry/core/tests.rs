@@ -984,6 +984,42 @@ fn invariant_11_expired_calls_make_room_without_being_evicted() {
     }
 }
 
+#[test]
+fn invariant_11_a_retained_call_that_expired_during_a_stall_is_postponed_once() {
+    let now = Instant::now();
+    let mut session = session();
+    end_until(&mut session, now, 0, 2, now + SECOND);
+    end_until(&mut session, now, 1, 2, now + 60 * SECOND);
+
+    let handled_at = now + 3 * SECOND;
+    session.expire(handled_at);
+    let postponed = handled_at + MAX_RESUME_WAIT;
+    assert_eq!(session.next_deadline(), Some(postponed));
+    assert!(is_retained(&session, 0));
+    assert!(session.is_awaited(&here(), handled_at));
+
+    session.expire(postponed + 3 * SECOND);
+    assert!(!is_retained(&session, 0));
+    assert_eq!(session.next_deadline(), Some(now + 60 * SECOND));
+
+    session.expire(now + 60 * SECOND + STALL_THRESHOLD);
+    assert_empty(&session);
+}
+
+/// The leader's runtime is stalled, so another one handles its deadlines.
+#[test]
+fn invariant_11_a_retained_call_that_another_runtime_handles_is_postponed_once() {
+    let now = Instant::now();
+    let mut session = session();
+    end_until(&mut session, now, 0, 2, now + SECOND);
+    for (at, is_kept) in [(SECOND, true), (SECOND + MAX_RESUME_WAIT, false)] {
+        let tracker = LatenessTracker::new(now + at, Timeliness::Late);
+        session.expire_some(&tracker, 9);
+        assert_eq!(is_retained(&session, 0), is_kept);
+    }
+    assert_empty(&session);
+}
+
 /// If several calls have had a stream, its event ids match the last of them.
 #[test]
 fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {

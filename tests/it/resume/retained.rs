@@ -67,6 +67,39 @@ async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
 }
 
+/// The process is suspended one second after the call has completed.
+///
+/// Its client resumes after `retry`, and waits in the accept queue. By the time the process continues, the answer has
+/// expired, and the timer runs before the queue is served.
+#[tokio::test]
+async fn a_resume_that_waits_for_a_suspended_process_gets_the_retained_answer() {
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+    clock.advance(Duration::from_secs(1)).await;
+
+    clock.jump(RETENTION + GRACE).await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    clock.advance(Duration::from_secs(5) + TICK).await;
+    assert_eq!(events(&mcp, FIRST_EVENT).await, [], "postponed only once");
+}
+
+/// Without the error, the SDK would wait for its own timeout.
+#[tokio::test]
+async fn a_resume_that_waits_for_a_suspended_process_gets_the_retained_error() {
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    clock.advance(GRACE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    clock.advance(Duration::from_secs(1)).await;
+
+    clock.jump(RETENTION + GRACE).await;
+
+    let expected = [cancelled(json!(1), CancelReason::Orphaned)];
+    assert_eq!(events(&mcp, FIRST_EVENT).await, expected);
+}
+
 /// The server has ended the stream (SEP-1699), so neither a client nor a task is reading it.
 #[tokio::test]
 async fn an_answer_between_two_polls_is_retained() {

@@ -113,6 +113,7 @@ struct RetainedAnswer {
     completed: Completed,
     /// Whether the answer has not been delivered.
     undelivered: bool,
+    was_postponed: bool,
 }
 
 // === impl Model ===
@@ -432,6 +433,7 @@ impl Model {
                 event_ids,
                 completed,
                 undelivered: !answered || call.state.is_some(),
+                was_postponed: false,
             });
         }
         Some(may_cancel_server)
@@ -511,8 +513,18 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        self.retained
-            .retain(|retained| retained.completed.until > now);
+        let retained = std::mem::take(&mut self.retained).into_iter();
+        let (expired, kept) =
+            retained.partition(|retained: &RetainedAnswer| retained.completed.until <= now);
+        self.retained = kept;
+        for mut answer in expired {
+            if now > answer.completed.until + STALL_THRESHOLD && !answer.was_postponed {
+                answer.completed.until = now + MAX_RESUME_WAIT;
+                answer.was_postponed = true;
+                self.retained.push(answer);
+            }
+        }
+        self.sort_retained();
         let mut expired_calls = Vec::new();
         self.calls.retain_mut(|call| {
             if call.deadline.is_some_and(|at| at <= now) {
