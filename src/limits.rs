@@ -80,7 +80,7 @@ impl Limits {
     /// A quarter of the space is reserved for answers sent while their client was connected, and the rest for answers whose client may
     /// still resume. In each part, no session may take up more bytes than are still free for all the others.
     ///
-    /// If a new answer exceeds the remaining space or its session's limit, older answers from the same session are evicted, starting with
+    /// If a new answer exceeds the remaining space or its session's limit, other answers from the same session are evicted, starting with
     /// those whose client was connected. If that is not enough, the new answer is not retained.
     /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports every answer that is evicted or not retained although its client may
     /// still resume.

@@ -32,15 +32,16 @@
 //!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
 //!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A late expiry may also be discovered by a resume before the
 //!    timer runs. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task,
-//!    because that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    because that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)). A retained
+//!    call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not rechecked otherwise.
 //! 8. **Event ids.** An event id identifies the stream it was seen on. If it is in rmcp's own format, any other event id with the same
 //!    stream number identifies that stream as well ([`EventIdFormat`]). A call stores its first event id and the latest
 //!    [`event_ids::MAX_EVENT_IDS`]. Once it has had more than that, any unknown id in the session may belong to it.
 //! 9. **A reused id** untracks the older call without cancelling it. The older call is returned to the caller exactly once, for reporting.
 //! 10. **Server-side ends.** If the server ends one of an attached call's streams, the exchange handles it.
-//! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
-//!     ([`retention`]). If the call was detached, that deadline is neither before the end of its grace period nor less than its resume
-//!     window after the call's end.
+//! 11. **Retention.** An ended call is retained under its streams' event ids until its deadline, unless it is evicted ([`retention`]). If
+//!     the call was detached, that deadline is neither before the end of its grace period nor less than its resume window after the call's
+//!     end.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is stored** except in-flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is instead tracked until then and cancelled. A detached call

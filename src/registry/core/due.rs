@@ -34,7 +34,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         max: usize,
     ) -> Vec<(CallId, T, Expired)> {
         let now = tracker.now();
-        self.retained.remove_expired(now, max, &self.shared.totals);
+        self.retained
+            .remove_expired(tracker, max, &self.shared.totals);
         let mut expired = Vec::new();
         for _ in 0..max {
             let Some((at, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) else {

@@ -722,9 +722,12 @@ impl Run {
             self.session.retained.len(),
             self.model.retained_calls().count()
         );
-        self.now += UNOBSERVED_TTL;
-        self.expire(false);
-        self.compare();
+        // At first, retained calls are found expired so late that they are postponed.
+        for _ in 0..2 {
+            self.now += UNOBSERVED_TTL;
+            self.expire(false);
+            self.compare();
+        }
         assert_empty(&self.session);
     }
 

@@ -19,7 +19,7 @@ pub(crate) struct Completion<A> {
     pub(crate) weight: usize,
     /// When the call ended.
     pub(crate) at: Instant,
-    /// The outcome is retained at least until this time. A detached call's grace period or resume window may extend it.
+    /// The outcome is retained until this time. A detached call's grace period or resume window may extend it.
     pub(crate) until: Instant,
 }
 
@@ -58,8 +58,9 @@ pub(super) struct RetainedCall<A> {
     pub(super) event_ids: EventIds,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
-    /// The call does not expire before this time.
     pub(super) until: Instant,
+    /// Whether `until` has been postponed because of a stall.
+    pub(super) was_postponed: bool,
 }
 
 // === impl EndedCall ===

@@ -3,14 +3,15 @@
 //! A disconnected client may resume a stream whose call has ended in the meantime. It then receives the retained outcome: the answer, or an
 //! error if the call was cancelled. The client may resume any number of times.
 //!
-//! Each session id has one queue of retained calls, in order of completion. Expired calls are only removed from its head, so a call may
-//! outlive its deadline if an older call's is later. There is no map of retained calls, because late clients are rare and a resume only
-//! searches its own session's calls.
+//! Each session id has one queue of retained calls, ordered by when they expire, so expired ones are always at its head. Nearly all calls
+//! are retained for the same time and join the queue at its back. Retained calls are not in a map, because late clients are rare and a
+//! resume only searches its own session's calls.
 //!
 //! # Limits
 //!
 //! 1. Each session id has a limit in bytes, and may retain at most [`MAX_DELIVERED`] delivered calls. If a call would exceed one of these
-//!    limits, the oldest delivered ones are evicted first, then the oldest undelivered ones.
+//!    limits, any expired calls are removed first. If that is not enough, delivered calls are evicted, then undelivered ones, in each case
+//!    starting with the one that expires first.
 //! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one.
 //!    Within each of these limits, a session retains no more bytes than remain for all the others ([`Totals::try_add_bytes`]), so a few
 //!    sessions cannot take all the space.
@@ -25,11 +26,15 @@ use tokio::time::Instant;
 
 use super::{
     super::totals::Totals,
+    call_timers::MAX_RESUME_WAIT,
     index::{EventId, KeyHash, StreamId},
     retained_call::{DeliveryState, EndedCall, PerDeliveryState, RetainedCall, RetainedOutcome},
     shrink_if_sparse::ShrinkIfSparse,
 };
-use crate::call::{CallId, Outcome};
+use crate::{
+    call::{CallId, Outcome},
+    timer::{LatenessTracker, STALL_THRESHOLD},
+};
 
 /// An outcome that was evicted or not retained, although its client could still have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +69,7 @@ pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
 #[derive(Debug)]
 struct RetainedQueue<A> {
-    /// In order of completion.
+    /// Ordered by `until`.
     calls: VecDeque<RetainedCall<A>>,
     bytes: PerDeliveryState<usize>,
     /// Number of delivered calls.
@@ -86,16 +91,30 @@ impl<A> RetainedCalls<A> {
         !queue.evicted.is_empty()
     }
 
-    /// Removes up to `max` expired calls from the head of the queue.
-    pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
+    /// Removes up to `max` expired calls.
+    ///
+    /// A call that has expired during a stall is retained for [`MAX_RESUME_WAIT`] longer, once (invariant 7).
+    pub(super) fn remove_expired(
+        &mut self,
+        tracker: &LatenessTracker,
+        max: usize,
+        totals: &Totals,
+    ) {
         let Some(queue) = &mut self.0 else {
             return;
         };
+        let now = tracker.now();
         for _ in 0..max {
-            if queue.calls.front().is_none_or(|call| call.until > now) {
+            let Some(call) = queue.first_expired(now) else {
                 break;
+            };
+            let is_late =
+                tracker.was_stalled(call.until) || tracker.lateness(call.until) > STALL_THRESHOLD;
+            if is_late && !call.was_postponed {
+                queue.postpone_first(now + MAX_RESUME_WAIT);
+            } else {
+                queue.remove(0, totals);
             }
-            queue.remove(0, totals);
         }
     }
 
@@ -109,15 +128,16 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Returns the outcome of the latest retained call that an event belongs to.
+    /// Returns the outcome of the retained call that an event belongs to. If there are several, the last to have started counts.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,
         event: EventId,
     ) -> Option<&RetainedOutcome<A>> {
-        let mut latest_first = self.calls().rev();
-        let latest =
-            latest_first.find(|call| call.session == session && call.event_ids.contains(event));
+        let matching = self
+            .calls()
+            .filter(|call| call.session == session && call.event_ids.contains(event));
+        let latest = matching.max_by_key(|call| call.call);
         latest.map(|call| &call.outcome)
     }
 
@@ -155,7 +175,7 @@ impl<A> RetainedCalls<A> {
         self.calls().count()
     }
 
-    fn calls(&self) -> impl DoubleEndedIterator<Item = &RetainedCall<A>> {
+    fn calls(&self) -> impl Iterator<Item = &RetainedCall<A>> {
         self.0.iter().flat_map(|queue| &queue.calls)
     }
 }
@@ -170,26 +190,31 @@ impl<A> Default for RetainedCalls<A> {
 
 impl<A> RetainedQueue<A> {
     fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) {
+        let now = ended.completion.at;
         let call = self.retained_call(id, ended);
+        if self.try_add_bytes(&call, totals) {
+            return self.push(call);
+        }
+        while self.first_expired(now).is_some() {
+            self.remove(0, totals);
+        }
         if !self.can_fit(&call, totals) {
             return self.record_eviction(id, &call);
         }
-        while self.exceeds_session_limit(&call, totals) {
-            let has_evicted = DeliveryState::ALL
-                .into_iter()
-                .any(|delivery_state| self.evict_oldest(id, delivery_state, totals));
-            if !has_evicted {
-                break;
-            }
-        }
-        let (delivery_state, weight) = (call.delivery_state, call.weight);
-        while !totals.try_add_bytes(delivery_state, *self.bytes.get(delivery_state), weight) {
-            if !self.evict_oldest(id, delivery_state, totals) {
+        while !self.try_add_bytes(&call, totals) {
+            if !self.evict_for(&call, id, totals) {
                 // Another session has taken the space in the meantime.
                 return self.record_eviction(id, &call);
             }
         }
         self.push(call);
+    }
+
+    /// Adds a call's bytes to the totals. Returns `false` if the call only fits after an eviction.
+    fn try_add_bytes(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
+        let session_bytes = *self.bytes.get(call.delivery_state);
+        !self.exceeds_session_limit(call, totals)
+            && totals.try_add_bytes(call.delivery_state, session_bytes, call.weight)
     }
 
     fn retained_call(&self, id: &Arc<str>, ended: EndedCall<A>) -> RetainedCall<A> {
@@ -219,6 +244,7 @@ impl<A> RetainedQueue<A> {
             event_ids,
             outcome: completion.outcome,
             until: completion.until,
+            was_postponed: false,
         }
     }
 
@@ -243,8 +269,19 @@ impl<A> RetainedQueue<A> {
             || is_delivered && self.delivered >= MAX_DELIVERED
     }
 
-    /// Evicts the oldest call in a delivery state. Returns `false` if there is none.
-    fn evict_oldest(
+    /// Evicts one call to make room for another. Returns `false` if there is none that may be evicted.
+    fn evict_for(&mut self, call: &RetainedCall<A>, id: &Arc<str>, totals: &Totals) -> bool {
+        if self.exceeds_session_limit(call, totals) {
+            DeliveryState::ALL
+                .into_iter()
+                .any(|delivery_state| self.evict_first(id, delivery_state, totals))
+        } else {
+            self.evict_first(id, call.delivery_state, totals)
+        }
+    }
+
+    /// Evicts the call in a delivery state that expires first. Returns `false` if there is none.
+    fn evict_first(
         &mut self,
         id: &Arc<str>,
         delivery_state: DeliveryState,
@@ -254,8 +291,8 @@ impl<A> RetainedQueue<A> {
             return false;
         }
         let mut calls = self.calls.iter();
-        let oldest = calls.position(|call| call.delivery_state == delivery_state);
-        let evicted = oldest.and_then(|index| self.remove(index, totals));
+        let first = calls.position(|call| call.delivery_state == delivery_state);
+        let evicted = first.and_then(|index| self.remove(index, totals));
         if let Some(call) = &evicted {
             self.record_eviction(id, call);
         }
@@ -269,7 +306,31 @@ impl<A> RetainedQueue<A> {
         }
         self.delivered += usize::from(call.delivery_state == DeliveryState::Delivered);
         *self.bytes.get_mut(call.delivery_state) += call.weight;
-        self.calls.push_back(call);
+        self.insert(call);
+    }
+
+    /// Inserts a call behind those that expire no later, which is nearly always at the back.
+    fn insert(&mut self, call: RetainedCall<A>) {
+        let mut calls = self.calls.iter();
+        let previous = calls.rposition(|other| other.until <= call.until);
+        let index = previous.map_or(0, |index| index + 1);
+        self.calls.insert(index, call);
+    }
+
+    /// Returns the call that expires first, if it has expired by `now`.
+    fn first_expired(&self, now: Instant) -> Option<&RetainedCall<A>> {
+        self.calls.front().filter(|call| call.until <= now)
+    }
+
+    /// Postpones the expiry of the call that expires first.
+    fn postpone_first(&mut self, until: Instant) {
+        if let Some(call) = self.calls.pop_front() {
+            self.insert(RetainedCall {
+                until,
+                was_postponed: true,
+                ..call
+            });
+        }
     }
 
     fn remove(&mut self, index: usize, totals: &Totals) -> Option<RetainedCall<A>> {

@@ -894,19 +894,146 @@ fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     assert_empty(&session);
 }
 
-/// An event id matches the last call to have had its stream.
+/// Ends a call whose client is disconnected. Its answer is retained until `until`.
+fn end_until(
+    session: &mut TestSession,
+    now: Instant,
+    stream: i64,
+    weight: usize,
+    until: Instant,
+) -> CallId {
+    let id = accepted(session, request(stream), "call");
+    session.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
+    detach(session, id, now);
+    let ended = Completion {
+        weight,
+        at: now,
+        ..answered("42", until).unwrap()
+    };
+    session.finish(id, Some(ended));
+    id
+}
+
+#[test]
+fn invariant_11_each_retained_call_expires_on_time() {
+    let now = Instant::now();
+    let mut session = session();
+    for (stream, seconds) in [(0, 60), (1, 2), (2, 60), (3, 4), (4, 3)] {
+        end_until(&mut session, now, stream, 2, now + seconds * SECOND);
+    }
+    for (seconds, expired) in [(2, 1), (3, 4), (4, 3)] {
+        assert_eq!(session.next_deadline(), Some(now + seconds * SECOND));
+        assert!(is_retained(&session, expired));
+        session.expire(now + seconds * SECOND);
+        assert!(!is_retained(&session, expired));
+    }
+    assert!(is_retained(&session, 0) && is_retained(&session, 2));
+    session.expire(now + 60 * SECOND);
+    assert_empty(&session);
+}
+
+#[test]
+fn invariant_11_the_calls_that_expire_first_are_evicted_first() {
+    let now = Instant::now();
+    let mut session = session_with_limits(Limits::default().retained_of_session(6_000));
+    end_until(&mut session, now, 0, 488, now + 60 * SECOND);
+    let [second, first] = [3, 2].map(|n| {
+        end_until(
+            &mut session,
+            now,
+            n,
+            488,
+            now + u32::try_from(n).unwrap() * SECOND,
+        )
+    });
+
+    end_until(&mut session, now, 4, 3_500, now + SECOND);
+
+    let evicted = session.take_evicted().into_iter();
+    let evicted: Vec<_> = evicted.map(|evicted| evicted.call).collect();
+    assert_eq!(evicted, [first, second]);
+    assert!(is_retained(&session, 0) && is_retained(&session, 4));
+}
+
+#[test]
+fn invariant_11_expired_calls_make_room_without_being_evicted() {
+    let start = Instant::now();
+    let now = start + 10 * SECOND;
+    for is_detached in [true, false] {
+        let mut session = session_with_limits(Limits::default().retained_of_session(6_000));
+        end_until(&mut session, start, 0, 488, now + 60 * SECOND);
+        for stream in 1..4 {
+            end_until(&mut session, start, stream, 488, now - SECOND);
+        }
+
+        let id = accepted(&mut session, request(4), "call");
+        session.record_event_id(id, b"0/4", EventIdFormat::Rmcp);
+        if is_detached {
+            detach(&mut session, id, now);
+        }
+        let ended = Completion {
+            weight: 3_500,
+            at: now,
+            ..answered("42", now + SECOND).unwrap()
+        };
+        session.finish(id, Some(ended));
+
+        assert!(session.take_evicted().is_empty());
+        assert!(is_retained(&session, 0) && is_retained(&session, 4));
+        assert_eq!(session.retained.len(), 2);
+    }
+}
+
+#[test]
+fn invariant_11_a_retained_call_that_expired_during_a_stall_is_postponed_once() {
+    let now = Instant::now();
+    let mut session = session();
+    end_until(&mut session, now, 0, 2, now + SECOND);
+    end_until(&mut session, now, 1, 2, now + 60 * SECOND);
+
+    let handled_at = now + 3 * SECOND;
+    session.expire(handled_at);
+    let postponed = handled_at + MAX_RESUME_WAIT;
+    assert_eq!(session.next_deadline(), Some(postponed));
+    assert!(is_retained(&session, 0));
+    assert!(session.is_awaited(&here(), handled_at));
+
+    session.expire(postponed + 3 * SECOND);
+    assert!(!is_retained(&session, 0));
+    assert_eq!(session.next_deadline(), Some(now + 60 * SECOND));
+
+    session.expire(now + 60 * SECOND + STALL_THRESHOLD);
+    assert_empty(&session);
+}
+
+/// The leader's runtime is stalled, so another one handles its deadlines.
+#[test]
+fn invariant_11_a_retained_call_that_another_runtime_handles_is_postponed_once() {
+    let now = Instant::now();
+    let mut session = session();
+    end_until(&mut session, now, 0, 2, now + SECOND);
+    for (at, is_kept) in [(SECOND, true), (SECOND + MAX_RESUME_WAIT, false)] {
+        let tracker = LatenessTracker::new(now + at, Timeliness::Late);
+        session.expire_some(&tracker, 9);
+        assert_eq!(is_retained(&session, 0), is_kept);
+    }
+    assert_empty(&session);
+}
+
+/// If several calls have had a stream, its event ids match the last of them.
 #[test]
 fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
         let mut session = session();
-        for (is_detached, answer) in [(first, "first"), (second, "second")] {
+        // The first outcome expires last.
+        for (is_detached, answer, seconds) in [(first, "first", 3), (second, "second", 2)] {
             let id = accepted(&mut session, request(0), "call");
             session.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
             if is_detached {
                 detach(&mut session, id, now);
             }
-            session.finish(id, answered(answer, now + SECOND));
+            session.finish(id, answered(answer, now + seconds * SECOND));
         }
         let matched = session.match_event(&here(), b"0/0");
         assert_eq!(

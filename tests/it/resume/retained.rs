@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, RetainAnswers};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, Policy, RetainAnswers};
 use serde_json::{Value, json};
 use tracing::Level;
 
@@ -65,6 +65,39 @@ async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
     clock.advance(TICK * 2).await;
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
+}
+
+/// The process is suspended one second after the call has completed.
+///
+/// Its client resumes after `retry`, and waits in the accept queue. By the time the process continues, the answer has
+/// expired, and the timer runs before the queue is served.
+#[tokio::test]
+async fn a_resume_that_waits_for_a_suspended_process_gets_the_retained_answer() {
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+    clock.advance(Duration::from_secs(1)).await;
+
+    clock.jump(RETENTION + GRACE).await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    clock.advance(Duration::from_secs(5) + TICK).await;
+    assert_eq!(events(&mcp, FIRST_EVENT).await, [], "postponed only once");
+}
+
+/// Without the error, the SDK would wait for its own timeout.
+#[tokio::test]
+async fn a_resume_that_waits_for_a_suspended_process_gets_the_retained_error() {
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    clock.advance(GRACE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    clock.advance(Duration::from_secs(1)).await;
+
+    clock.jump(RETENTION + GRACE).await;
+
+    let expected = [cancelled(json!(1), CancelReason::Orphaned)];
+    assert_eq!(events(&mcp, FIRST_EVENT).await, expected);
 }
 
 /// The server has ended the stream (SEP-1699), so neither a client nor a task is reading it.
@@ -288,6 +321,76 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 
+/// The answers of one tool are retained for an hour, like those of the README's example `approval`.
+fn with_approvals() -> Plan {
+    let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
+    plan.layer(|layer| {
+        layer.policy(|call| match call.tool() {
+            Some("stubborn") => Policy::new().grace(Grace::After(RETENTION * 60)),
+            _ => Policy::new(),
+        })
+    })
+}
+
+/// Three answers of this size fit into a session's default limit.
+const LARGE: usize = 300_000;
+
+/// When another answer needs space, all but the approval have expired.
+#[tokio::test]
+async fn expired_answers_make_room_before_one_that_has_not_expired() {
+    let clock = StoppedClock::stop();
+    let (setup, mcp) = with_approvals().client().await;
+    leave(&setup, &mcp, 1, "stubborn", "approval", 0).await;
+    for id in 2..5 {
+        leave_large(&setup, &mcp, id, &format!("other {id}"), LARGE).await;
+    }
+    clock.advance(RETENTION * 3).await;
+
+    leave_large(&setup, &mcp, 5, "last", LARGE).await;
+
+    assert!(!setup.events.all().contains(&EVICTED));
+    assert_eq!(events(&mcp, FIRST_EVENT).await.len(), 2);
+    assert_eq!(events(&mcp, "0/4").await.len(), 2);
+}
+
+/// The other sessions' large answers, which would take nearly all the space, expired behind one approval each.
+#[tokio::test]
+async fn expired_answers_take_no_space_from_another_session() {
+    let clock = StoppedClock::stop();
+    let setup = with_approvals().start().await;
+    for session in 0..16 {
+        let mcp = setup.mcp().await;
+        let label = format!("approval {session}");
+        leave(&setup, &mcp, 1, "stubborn", &label, 0).await;
+        let large = if session < 12 { 3 } else { 1 };
+        for id in 2..2 + large {
+            leave_large(&setup, &mcp, id, &format!("{session}-{id}"), LARGE).await;
+        }
+    }
+    assert!(!setup.events.all().contains(&EVICTED), "there was room");
+    clock.advance(RETENTION * 3).await;
+
+    let mcp = setup.mcp().await;
+    leave_large(&setup, &mcp, 1, "last", LARGE).await;
+
+    assert!(!setup.events.all().contains(&EVICTED));
+    assert_eq!(events(&mcp, FIRST_EVENT).await.len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_expires_on_time_behind_one_that_is_retained_for_longer() {
+    let clock = StoppedClock::stop();
+    let (setup, mcp) = with_approvals().client().await;
+    leave(&setup, &mcp, 1, "stubborn", "approval", 0).await;
+    setup.cut(&mcp, 2, "a").await;
+    finish(&setup, &mcp, 2, "a").await;
+
+    clock.advance(RETENTION + TICK).await;
+
+    assert_eq!(events(&mcp, "0/1").await, []);
+    assert_eq!(events(&mcp, FIRST_EVENT).await.len(), 2);
+}
+
 async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     setup.cut(&mcp, 1, "a").await;
@@ -387,8 +490,13 @@ async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
 
 /// Completes a call whose answer has `bytes` bytes after its client has disconnected.
 async fn leave_large(setup: &Setup, mcp: &Mcp, id: u64, label: &str, bytes: usize) {
-    let arguments = json!({ "label": label, "padding": bytes });
-    let mut call = mcp.call(id, "hold", arguments).await;
+    leave(setup, mcp, id, "hold", label, bytes).await;
+}
+
+/// Completes a call to `tool` after its client has disconnected. `padding` bytes are added to its answer.
+async fn leave(setup: &Setup, mcp: &Mcp, id: u64, tool: &str, label: &str, padding: usize) {
+    let arguments = json!({ "label": label, "padding": padding });
+    let mut call = mcp.call(id, tool, arguments).await;
     setup.witness.started(label).await;
     call.head().await;
     call.fin();

@@ -61,7 +61,7 @@ pub(super) struct Model {
     capacity: usize,
     /// The calls in flight, oldest first.
     calls: Vec<Call>,
-    /// The retained answers, in order of completion.
+    /// The retained answers, ordered by when they expire.
     retained: Vec<RetainedAnswer>,
     /// Calls whose answers were evicted although their clients may resume. The evictions are yet to be reported.
     evicted: Vec<CallId>,
@@ -113,6 +113,7 @@ struct RetainedAnswer {
     completed: Completed,
     /// Whether the answer has not been delivered.
     undelivered: bool,
+    was_postponed: bool,
 }
 
 // === impl Model ===
@@ -432,14 +433,20 @@ impl Model {
                 event_ids,
                 completed,
                 undelivered: !answered || call.state.is_some(),
+                was_postponed: false,
             });
         }
         Some(may_cancel_server)
     }
 
-    /// Rule 11. An answer that cannot fit is not retained. Otherwise, delivered answers are evicted first, then undelivered ones, oldest
-    /// first in each case. No undelivered answer is evicted for a delivered one, and only the latest delivered answers are retained.
+    /// Rule 11. If there is too little space for an answer, the expired ones are removed. If it still cannot fit, it is not retained.
+    /// Otherwise, delivered answers are evicted first, then undelivered ones, in each case in the order in which they expire. No undelivered
+    /// answer is evicted for a delivered one, and only a few delivered answers are retained.
     fn retain_answer(&mut self, new: RetainedAnswer) {
+        if self.is_full_for(&new) {
+            self.retained
+                .retain(|retained| retained.completed.until > new.completed.at);
+        }
         let units_to_keep = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + units_to_keep > self.capacity {
             if new.undelivered {
@@ -447,21 +454,30 @@ impl Model {
             }
             return;
         }
-        while self.units(false) + self.units(true) + new.completed.units > self.capacity
-            || !new.undelivered && self.delivered() >= MAX_DELIVERED
-        {
-            let oldest = |undelivered: bool| {
+        while self.is_full_for(&new) {
+            let first = |undelivered: bool| {
                 self.retained
                     .iter()
                     .position(|retained| retained.undelivered == undelivered)
             };
-            let index = oldest(false).or_else(|| oldest(true)).unwrap();
+            let index = first(false).or_else(|| first(true)).unwrap();
             let evicted = self.retained.remove(index);
             if evicted.undelivered {
                 self.evicted.push(evicted.id);
             }
         }
         self.retained.push(new);
+        self.sort_retained();
+    }
+
+    fn sort_retained(&mut self) {
+        self.retained
+            .sort_by_key(|retained| retained.completed.until);
+    }
+
+    fn is_full_for(&self, new: &RetainedAnswer) -> bool {
+        self.units(false) + self.units(true) + new.completed.units > self.capacity
+            || !new.undelivered && self.delivered() >= MAX_DELIVERED
     }
 
     fn delivered(&self) -> usize {
@@ -497,12 +513,18 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        // An answer with a later deadline also keeps the ones behind it.
-        let mut is_kept = false;
-        self.retained.retain(|retained| {
-            is_kept |= retained.completed.until > now;
-            is_kept
-        });
+        let retained = std::mem::take(&mut self.retained).into_iter();
+        let (expired, kept) =
+            retained.partition(|retained: &RetainedAnswer| retained.completed.until <= now);
+        self.retained = kept;
+        for mut answer in expired {
+            if now > answer.completed.until + STALL_THRESHOLD && !answer.was_postponed {
+                answer.completed.until = now + MAX_RESUME_WAIT;
+                answer.was_postponed = true;
+                self.retained.push(answer);
+            }
+        }
+        self.sort_retained();
         let mut expired_calls = Vec::new();
         self.calls.retain_mut(|call| {
             if call.deadline.is_some_and(|at| at <= now) {
@@ -534,7 +556,7 @@ impl Model {
     /// Returns the earliest deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let retained = self.retained.first().into_iter();
+        let retained = self.retained.iter();
         calls
             .chain(retained.map(|retained| retained.completed.until))
             .min()
@@ -579,11 +601,11 @@ impl Model {
             [id] => return Match::Call(id),
             _ => return Match::Ambiguous(in_flight),
         }
-        let mut latest = self.retained.iter().rev();
-        let has_event = |retained: &&RetainedAnswer| {
-            retained.scope == scope && retained.event_ids.contains(&stream)
-        };
-        if let Some(retained) = latest.find(has_event) {
+        let matching = self
+            .retained
+            .iter()
+            .filter(|retained| retained.scope == scope && retained.event_ids.contains(&stream));
+        if let Some(retained) = matching.max_by_key(|retained| retained.id) {
             return Match::Ended(retained.completed.end.clone());
         }
         let overflowed = ids_of(&|call| call.event_ids.len() > MAX_EVENT_IDS + 1);
