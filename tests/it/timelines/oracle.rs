@@ -80,7 +80,7 @@ fn fault_of_call(
         else {
             continue;
         };
-        let (known, possible) = retries_of_session(history, since);
+        let (known, possible) = retries_of_session(story, history, since);
         let [away, away_at_most] = [known, possible].map(|retry_of_session| Detachment {
             story,
             since,
@@ -164,7 +164,7 @@ fn fault_of_call(
 ///
 /// The result is a lower and an upper bound. The `retry` is remembered while the session has a call in flight. Streams
 /// that ended at almost the same time may or may not count.
-fn retries_of_session(history: &History, time: Duration) -> (Duration, Duration) {
+fn retries_of_session(story: &Story, history: &History, time: Duration) -> (Duration, Duration) {
     let (mut at_least, mut at_most) = (Duration::ZERO, Duration::ZERO);
     for call in &history.calls {
         let has_ended = |(at, report): &(Duration, Report)| {
@@ -172,16 +172,19 @@ fn retries_of_session(history: &History, time: Duration) -> (Duration, Duration)
         };
         let is_in_flight = !call.reports.iter().any(has_ended);
         for (at, fact) in &call.client {
-            let ClientFact::Lost {
-                retry: Some(retry), ..
-            } = fact
-            else {
+            let (retry, is_lost) = match fact {
+                ClientFact::Lost { retry, .. } => (retry, true),
+                // The layer alone also counts a stream that has ended with the answer.
+                ClientFact::Answered => (&story.retry, false),
+                _ => continue,
+            };
+            let Some(retry) = retry else {
                 continue;
             };
             if *at < time + CLOSE {
                 at_most = at_most.max(*retry);
             }
-            if is_in_flight && *at + CLOSE < time {
+            if is_lost && is_in_flight && *at + CLOSE < time {
                 at_least = at_least.max(*retry);
             }
         }
