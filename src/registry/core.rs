@@ -36,7 +36,8 @@
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
 //!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
-//!    [`event_ids::MAX_EVENT_IDS`]. If it has had more, any unknown id in the session may be one of its own.
+//!    [`event_ids::MAX_EVENT_IDS`]. An older one may still be its own, but an id that it never had hardly ever is ([`forgotten_ids`]). If a
+//!    stream cannot be read, any unknown id in the session may be one of the call's.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
 //! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
 //! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted
@@ -69,6 +70,7 @@ mod due;
 mod end;
 mod entry;
 mod event_ids;
+mod forgotten_ids;
 mod generation;
 mod index;
 mod lookup;
@@ -178,6 +180,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Returns the calls in flight.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
         self.calls.iter()
+    }
+
+    /// Returns the in-flight calls that started after `after`, oldest first.
+    pub(crate) fn calls_after(&self, after: CallId) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        self.calls.after(Some(after))
     }
 
     /// Returns the in-flight calls that started after `after` and before `before`, oldest first.
