@@ -36,8 +36,8 @@
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id identifies the stream on which it was seen. If it is in rmcp's own format, any other event id with the
 //!    same stream number identifies that stream as well ([`EventIdFormat`]). A call remembers its first event id and the latest
-//!    [`event_ids::MAX_EVENT_IDS`]. An older one may still be its own, but an id that it never had hardly ever is ([`forgotten_ids`]). If a
-//!    stream cannot be read, any unknown id in the session may be one of the call's.
+//!    [`event_ids::MAX_EVENT_IDS`]. An older opaque id is still recognised as possibly its own ([`forgotten_ids`]). If one of its streams
+//!    cannot be read, any unknown id in the session may be one of the call's.
 //! 9. **A reused id** untracks the older call without cancelling it. That call is returned to the caller exactly once, to be reported.
 //! 10. **Server-side ends.** If the server ends a stream of an attached call, the exchange handles this.
 //! 11. **Retention.** An ended call is retained under its streams' event ids, at least until its deadline, unless it is evicted

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    setup::{Plan, Server, Setup},
+    setup::{Server, Setup},
     support::*,
 };
 
@@ -80,22 +80,4 @@ async fn cancelling_a_call_takes_no_longer_if_its_session_has_many_others() {
         measured.push((few, many));
     }
     panic!("{CANCELLED} of {FEW} and of {MANY} calls: {measured:?}");
-}
-
-#[tokio::test]
-async fn a_session_with_many_calls_is_closed_in_turns() {
-    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
-    let _held = hold(&setup, &mcp, FEW).await;
-    let mut seen = Vec::new();
-    let watch = async {
-        while !setup.calls.is_empty() {
-            seen.push(setup.calls.len());
-            tokio::task::yield_now().await;
-        }
-        seen.push(0);
-    };
-    let (status, ()) = tokio::join!(mcp.delete(), watch);
-    assert_eq!(status, 202);
-    let mut steps = seen.windows(2).map(|pair| pair[0] - pair[1]);
-    assert!(steps.all(|calls| calls <= 64), "{seen:?}");
 }
