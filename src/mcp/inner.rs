@@ -11,10 +11,7 @@ use std::{
     },
 };
 
-use futures_util::{
-    FutureExt as _,
-    future::{join, join_all},
-};
+use futures_util::{FutureExt as _, future::join};
 use rmcp::{
     model::{
         CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
@@ -135,14 +132,13 @@ impl<M> ManagerInner<M> {
     ///
     /// This must precede the close: a closed session accepts no cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
-        let calls = self.begin_close(id).into_iter();
-        let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
+        let cancels = Exchange::cancel_before_close(self.begin_close(id));
         let pending_cancels = async {
             if let Some(session) = self.sessions.find(id) {
                 session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
-        // Both time out after one second.
+        // Each waits for at most one second.
         join(cancels, pending_cancels).await;
     }
 
@@ -168,15 +164,16 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns `true` if a newer call in the session has the same progress token as this one.
+    /// Returns `true` if a newer call in the session has the same progress token as this one, or if there are too many to check.
     fn is_token_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
         let Some(registry) = self.registry.get() else {
             return false;
         };
-        registry.calls_in(session).any(|(id, exchange)| {
-            let newer = exchange.call(id).filter(|_| id > call.id());
+        let is_reused = registry.any_newer(session, call.id(), |id, exchange| {
+            let newer = exchange.call(id);
             newer.is_some_and(|newer| newer.progress_token() == call.progress_token())
-        })
+        });
+        is_reused.unwrap_or(true)
     }
 
     /// Returns whether another call has reused a cancelled call's id, or `None` if undecided.

@@ -1,7 +1,7 @@
 //! Keeps track of the sessions opened through a manager, and closes idle ones.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     mem,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
@@ -61,7 +61,7 @@ pub(super) struct Session {
     idle: IdleTracker,
     is_ending: AtomicBool,
     /// Ids of the requests whose cancellation is pending.
-    pending_cancels: watch::Sender<Vec<RequestId>>,
+    pending_cancels: watch::Sender<VecDeque<RequestId>>,
     idle_timeouts: IdleTimeouts,
     timer: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
@@ -225,7 +225,7 @@ impl Session {
             standalone_ids: StandaloneIds::default(),
             idle: IdleTracker::new(Instant::now()),
             is_ending: AtomicBool::new(false),
-            pending_cancels: watch::Sender::new(Vec::new()),
+            pending_cancels: watch::Sender::new(VecDeque::new()),
             idle_timeouts: idle_timeouts.at_least(MIN_IDLE_TIMEOUT),
             timer: OnceLock::new(),
             owner,
@@ -367,7 +367,7 @@ impl Session {
     /// Marks a cancellation as pending until the guard is dropped.
     pub(super) fn announce_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
         self.pending_cancels
-            .send_modify(|pending| pending.push(request.clone()));
+            .send_modify(|pending| pending.push_back(request.clone()));
         PendingCancelGuard {
             session: self,
             request: request.clone(),
@@ -382,7 +382,7 @@ impl Session {
     /// Waits up to `limit` for pending cancellations: those for `request`, or all if `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
-        let none_pending = |pending: &Vec<RequestId>| match request {
+        let none_pending = |pending: &VecDeque<RequestId>| match request {
             Some(request) => !pending.contains(request),
             None => pending.is_empty(),
         };
@@ -440,9 +440,9 @@ impl Drop for EndingSession {
 impl Drop for PendingCancelGuard {
     fn drop(&mut self) {
         self.session.pending_cancels.send_modify(|pending| {
-            let index = pending.iter().position(|other| *other == self.request);
-            if let Some(index) = index {
-                pending.swap_remove(index);
+            // Usually the first, because the inner manager accepts them in order.
+            if let Some(index) = pending.iter().position(|other| *other == self.request) {
+                pending.remove(index);
             }
         });
     }

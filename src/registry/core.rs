@@ -36,7 +36,8 @@
 //!    call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not rechecked otherwise.
 //! 8. **Event ids.** An event id identifies the stream it was seen on. If it is in rmcp's own format, any other event id with the same
 //!    stream number identifies that stream as well ([`EventIdFormat`]). A call stores its first event id and the latest
-//!    [`event_ids::MAX_EVENT_IDS`]. Once it has had more than that, any unknown id in the session may belong to it.
+//!    [`event_ids::MAX_EVENT_IDS`]. An older opaque id is still recognised as possibly its own ([`forgotten_ids`]). If one of its streams
+//!    cannot be read, any unknown id in the session may belong to the call.
 //! 9. **A reused id** untracks the older call without cancelling it. The older call is returned to the caller exactly once, for reporting.
 //! 10. **Server-side ends.** If the server ends one of an attached call's streams, the exchange handles it.
 //! 11. **Retention.** An ended call is retained under its streams' event ids until its deadline, unless it is evicted ([`retention`]). If
@@ -69,6 +70,7 @@ mod due;
 mod end;
 mod entry;
 mod event_ids;
+mod forgotten_ids;
 mod generation;
 mod index;
 mod lookup;
@@ -178,6 +180,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Returns the calls in flight.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
         self.calls.iter()
+    }
+
+    /// Returns the in-flight calls that started after `after`, oldest first.
+    pub(crate) fn calls_after(&self, after: CallId) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        self.calls.after(Some(after))
     }
 
     /// Returns the in-flight calls that started after `after` and before `before`, oldest first.

@@ -15,7 +15,9 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
-    limit_warnings::LimitWarnings, managers::Managers, session_map::SessionMap,
+    limit_warnings::LimitWarnings,
+    managers::Managers,
+    session_map::{SCAN_BATCH, SessionMap},
     streams::OpenStreams,
 };
 use crate::{
@@ -214,6 +216,26 @@ impl<T: Tracked> Registry<T> {
         let before = CallId::next();
         let call = |id, entry: &Entry<Arc<T>>| Some((id, entry.call.clone()));
         entry.flat_map(move |entry| entry.scan_calls(before, call))
+    }
+
+    /// Returns whether any in-flight call with this session id that started after `after` matches.
+    ///
+    /// Returns `None` if there are too many of them to check at once.
+    pub(crate) fn any_newer(
+        &self,
+        session_id: &str,
+        after: CallId,
+        is_match: impl Fn(CallId, &T) -> bool,
+    ) -> Option<bool> {
+        let Some(entry) = self.sessions.find(session_id) else {
+            return Some(false);
+        };
+        entry.read(|session| {
+            let mut newer = session.calls_after(after);
+            let mut batch = newer.by_ref().take(SCAN_BATCH);
+            let is_found = batch.any(|(id, entry)| is_match(id, &entry.call));
+            (is_found || newer.next().is_none()).then_some(is_found)
+        })
     }
 
     /// Returns the number of calls in flight.

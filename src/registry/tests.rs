@@ -1,4 +1,5 @@
 use std::{
+    cell::Cell,
     sync::{Barrier, OnceLock},
     thread,
     time::Duration,
@@ -493,6 +494,30 @@ fn calls_are_scanned_in_batches() {
         seen.push(id);
     }
     assert_eq!(seen, ids);
+}
+
+/// Otherwise ending all of a session's calls would take quadratic time.
+#[test]
+fn only_a_batch_of_newer_calls_is_checked() {
+    let registry = Registry::new();
+    let ids: Vec<_> = (0..SCAN_BATCH + 2)
+        .map(|n| accepted(&registry, &key("s", n as i64)).0)
+        .collect();
+    let checked = Cell::new(0);
+    let any_newer = |after: usize, wanted: Option<usize>| {
+        checked.set(0);
+        registry.any_newer("s", ids[after], |id, _| {
+            checked.set(checked.get() + 1);
+            wanted.is_some_and(|wanted| ids[wanted] == id)
+        })
+    };
+    assert_eq!(any_newer(0, None), None);
+    assert_eq!(checked.get(), SCAN_BATCH);
+    assert_eq!(any_newer(0, Some(0)), None, "it is not newer than itself");
+    assert_eq!(any_newer(0, Some(2)), Some(true));
+    assert_eq!(any_newer(1, None), Some(false));
+    assert_eq!(any_newer(1, Some(SCAN_BATCH + 1)), Some(true));
+    assert_eq!(registry.any_newer("t", ids[0], |_, _| true), Some(false));
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
                 self.retain(EndedCall {
                     call: id,
                     session: key.session,
-                    event_ids: entry.event_ids,
+                    event_ids: entry.event_ids.into_known(),
                     had_client: detachment.is_none(),
                     completion,
                 })

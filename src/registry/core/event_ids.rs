@@ -5,9 +5,13 @@
 
 use std::collections::VecDeque;
 
-use super::index::{EventId, StreamId};
+use super::{
+    forgotten_ids::ForgottenIds,
+    index::{EventId, StreamId},
+};
 
-/// Maximum number of event ids stored per call besides the first. They take up to 4 KiB.
+/// Maximum number of event ids stored per call besides the first. They take up to 4 KiB, as does the filter that recognises older ones
+/// ([`ForgottenIds`]).
 ///
 /// Only the latest ones are stored, because a resume compares its event id with every one stored for its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;
@@ -33,7 +37,9 @@ pub(super) struct EventIds {
 #[derive(Debug, Default)]
 struct OverflowIds {
     latest: VecDeque<StreamId>,
-    /// Whether the known ids are incomplete.
+    /// The opaque ids that were removed from `latest`.
+    forgotten: Option<Box<ForgottenIds>>,
+    /// Whether any unknown id may be one of the call's.
     is_incomplete: bool,
 }
 
@@ -51,8 +57,12 @@ impl EventIds {
         }
         let overflow = self.overflow.get_or_insert_default();
         if overflow.latest.len() == MAX_EVENT_IDS {
-            overflow.latest.pop_front();
-            overflow.is_incomplete = true;
+            match overflow.latest.pop_front() {
+                Some(StreamId::Opaque(hash)) => {
+                    overflow.forgotten.get_or_insert_default().add(hash);
+                }
+                Some(StreamId::Numbered(_)) | None => overflow.is_incomplete = true,
+            }
         }
         overflow.latest.push_back(stream);
     }
@@ -61,9 +71,21 @@ impl EventIds {
         self.overflow.get_or_insert_default().is_incomplete = true;
     }
 
-    pub(super) fn is_incomplete(&self) -> bool {
-        let overflow = self.overflow.as_ref();
-        overflow.is_some_and(|overflow| overflow.is_incomplete)
+    /// Returns `true` if an unknown event may belong to one of these streams.
+    pub(super) fn may_contain(&self, event: EventId) -> bool {
+        self.overflow.as_ref().is_some_and(|overflow| {
+            let forgotten = overflow.forgotten.as_ref();
+            overflow.is_incomplete
+                || forgotten.is_some_and(|forgotten| forgotten.may_contain(event.hash))
+        })
+    }
+
+    /// Returns the known ids, for a call that has ended.
+    pub(super) fn into_known(mut self) -> Self {
+        if let Some(overflow) = &mut self.overflow {
+            overflow.forgotten = None;
+        }
+        self
     }
 
     /// Returns `true` if an event belongs to one of these streams.

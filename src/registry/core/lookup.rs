@@ -21,7 +21,7 @@ pub(crate) enum EventMatch<T, A> {
     Call(CallId, T),
     /// Possibly a stream of one of these in-flight calls.
     ///
-    /// Either their known event ids are incomplete, or several calls have the event id.
+    /// Either the event id may be one that they no longer store, or several calls have it.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of an ended call.
     Ended(RetainedOutcome<A>),
@@ -73,11 +73,19 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
                 true
             }
             Some(_) => false,
+            None if self.are_all_indexed() => true,
             None => {
                 let mut others = self.calls().filter(|(other, _)| *other != id);
                 !others.any(|(_, other)| other.has_key(key.session, &key.request))
             }
         }
+    }
+
+    /// Returns `true` if every call can be found through the index of accepted requests.
+    ///
+    /// This is nearly always the case, and saves a search through all of the session's calls each time that one of them ends.
+    fn are_all_indexed(&self) -> bool {
+        self.by_request.len() == self.calls.len()
     }
 
     /// Returns which of a session's calls an event id matches.
@@ -102,12 +110,12 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         if let Some(end) = self.retained.outcome_of(session, event) {
             return EventMatch::Ended(end.clone());
         }
-        let incomplete =
-            self.calls_where(|entry| is_in_session(entry) && entry.event_ids.is_incomplete());
-        if incomplete.is_empty() {
+        let possible =
+            self.calls_where(|entry| is_in_session(entry) && entry.event_ids.may_contain(event));
+        if possible.is_empty() {
             EventMatch::Nothing
         } else {
-            EventMatch::Ambiguous(incomplete)
+            EventMatch::Ambiguous(possible)
         }
     }
 
@@ -139,6 +147,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         request: &RequestId,
     ) -> Option<(CallId, T)> {
         self.find(scope, request).or_else(|| {
+            if self.are_all_indexed() {
+                return None;
+            }
             let session = self.session(scope)?;
             let mut calls = self.calls();
             let (id, entry) = calls.find(|(_, entry)| entry.has_key(session, request))?;
@@ -184,7 +195,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let matched_sessions: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
         // If a call in a session has the event id, the session's calls without it cannot match.
         let may_have = |entry: &Entry<T>| {
-            entry.event_ids.is_incomplete() && !matched_sessions.contains(&entry.session())
+            entry.event_ids.may_contain(event) && !matched_sessions.contains(&entry.session())
         };
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }

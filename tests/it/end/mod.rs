@@ -5,6 +5,7 @@ mod confirm;
 mod drain;
 mod ends;
 mod half_sent;
+mod many_calls;
 mod reasons;
 #[cfg(unix)]
 mod shutdown;

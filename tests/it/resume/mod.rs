@@ -3,6 +3,7 @@
 mod cycles;
 mod failing_store;
 mod layer_only;
+mod many_events;
 mod polling;
 mod reconnect;
 mod retained;

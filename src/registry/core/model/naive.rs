@@ -116,6 +116,19 @@ struct RetainedAnswer {
     was_postponed: bool,
 }
 
+// === impl Match ===
+
+impl Match {
+    /// Returns the calls that may match.
+    pub(super) fn in_flight(&self) -> &[CallId] {
+        match self {
+            Self::Call(id) => std::slice::from_ref(id),
+            Self::Ambiguous(ids) => ids,
+            Self::Nothing | Self::Ended(_) => &[],
+        }
+    }
+}
+
 // === impl Model ===
 
 impl Model {
@@ -608,12 +621,18 @@ impl Model {
         if let Some(retained) = matching.max_by_key(|retained| retained.id) {
             return Match::Ended(retained.completed.end.clone());
         }
-        let overflowed = ids_of(&|call| call.event_ids.len() > MAX_EVENT_IDS + 1);
-        if overflowed.is_empty() {
+        let possible = ids_of(&|call| call.may_have_had(stream));
+        if possible.is_empty() {
             Match::Nothing
         } else {
-            Match::Ambiguous(overflowed)
+            Match::Ambiguous(possible)
         }
+    }
+
+    /// Returns `true` if a call has had more event ids than it stores.
+    pub(super) fn has_forgotten_ids(&self, id: CallId) -> bool {
+        let call = self.get(id);
+        call.is_some_and(|call| call.forgotten_event_ids().next().is_some())
     }
 
     pub(super) fn retained_calls(&self) -> impl Iterator<Item = CallId> {
@@ -697,11 +716,24 @@ impl Call {
         self.known_event_ids().any(|known| known == stream)
     }
 
+    /// Returns `true` if the call had this event id, or if it had a stream in rmcp's format that it no longer stores.
+    fn may_have_had(&self, stream: Stream) -> bool {
+        self.forgotten_event_ids()
+            .any(|forgotten| forgotten == stream || matches!(forgotten, Stream::Numbered(_)))
+    }
+
     /// Returns the first event id and the latest ones.
     fn known_event_ids(&self) -> impl Iterator<Item = Stream> {
         let latest = self.event_ids.len().saturating_sub(MAX_EVENT_IDS);
         let event_ids = self.event_ids.iter().enumerate();
         let known = event_ids.filter(move |(at, _)| *at == 0 || *at >= latest);
         known.map(|(_, stream)| *stream)
+    }
+
+    /// Returns the event ids in between.
+    fn forgotten_event_ids(&self) -> impl Iterator<Item = Stream> {
+        let latest = self.event_ids.len().saturating_sub(MAX_EVENT_IDS);
+        let forgotten = self.event_ids.iter().take(latest).skip(1);
+        forgotten.copied()
     }
 }
