@@ -31,7 +31,7 @@ pub enum RetainAnswers {
     /// All answers, including those that were in transit when the connection broke.
     ///
     /// They are retained for at least 60 s, unless they are evicted. If a call's client is still connected, its answer is evicted first,
-    /// and only the latest 64 of these answers per session id are retained.
+    /// and at most 64 of these answers are retained per session id: the ones that expire last.
     #[default]
     All,
     /// Only the answers to calls that were detached when they completed.

@@ -11,7 +11,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::{sync::mpsc, task::yield_now, time::Instant};
+use tokio::{sync::mpsc, time::Instant};
 
 use super::state::{Dispatch, Exchange};
 use crate::{
@@ -26,9 +26,6 @@ use crate::{
 ///
 /// Waiting any longer is pointless if the session has ended on its own: it never accepts anything, and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Number of calls of a closing session that are cancelled before other tasks get a turn.
-const CLOSE_BATCH: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cancel {
@@ -202,15 +199,12 @@ impl Exchange {
     /// Then waits up to [`CLOSE_CANCEL_TIMEOUT`] for the server to accept the cancellations.
     pub(crate) async fn cancel_before_close(calls: Vec<(CallId, Arc<Self>)>) {
         let mut injections = Vec::new();
-        for (nth, (id, exchange)) in (1_usize..).zip(calls) {
+        for (id, exchange) in calls {
             let cancelled = exchange.begin_cancel(id, Cancel::before_close(), None);
             let injection = cancelled.flatten();
             injections.extend(
                 injection.map(|injection| migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection)),
             );
-            if nth.is_multiple_of(CLOSE_BATCH) {
-                yield_now().await;
-            }
         }
         // Ignore the results, because the session is about to be closed either way. A session that has ended on its own does not accept
         // messages, but it has already stopped its handlers.

@@ -4,7 +4,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     signal::{CleanUpTask, Hook},
-    state::Exchange,
+    state::{Exchange, Phase},
 };
 use crate::{
     call::{CancelReason, RequestId},
@@ -32,13 +32,17 @@ impl Exchange {
         self.add_hook(Hook::Fire(token));
     }
 
-    /// Returns the token if the call must outlive its dropped stream and has not been cancelled.
+    /// Returns the token if the call must keep running although its client's disconnect has dropped its stream.
     ///
-    /// This only applies to calls without a session, because session calls are not tied to a stream.
+    /// This only applies to calls without a session, because session calls are not tied to a stream. Returns `None` if the stream ended in
+    /// any other way, or if something else has cancelled the call.
     pub(crate) fn outlives_stream(&self, request: &RequestId) -> Option<CancellationToken> {
         let call = self.call_with_request_id(request)?;
         let must_run = call.session().is_none() && call.policy().grace == Grace::Never;
-        (must_run && self.signal.reason().is_none()).then(|| self.signal.token())
+        // The guard records the disconnect before it drops the stream.
+        let is_disconnected = self.state().phase == Phase::Dropped;
+        let outlives = must_run && is_disconnected && self.signal.reason().is_none();
+        outlives.then(|| self.signal.token())
     }
 
     fn add_hook(&self, hook: Hook) {

@@ -91,6 +91,8 @@ impl Exchange {
                 if let Some(call) = self.info()
                     && !self.is_bound()
                 {
+                    // The call owns its request id now, so that no cancellation of an older call with that id hits it.
+                    self.accept_call();
                     self.finish(call.id(), Outcome::Unknown);
                 }
                 BodyPlan::Pass

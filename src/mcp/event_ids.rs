@@ -23,8 +23,6 @@ use rmcp::transport::streamable_http_server::session::{
 };
 use sha2::{Digest, Sha256};
 
-use super::replay;
-
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
@@ -245,7 +243,8 @@ impl EventStore for Sessionless {
             };
             let replayed = self.store.replay_events_after(id).await?;
             let sealed = Sealed::new(replayed, Some(Box::new(self.seal.clone())));
-            let priming_event = replay::priming_event(last_event_id, None);
+            let mut priming_event = ServerSseMessage::default();
+            priming_event.event_id = Some(last_event_id.to_owned());
             // Without an event, a client using the TypeScript SDK would not resume again.
             let events = async {
                 let mut sealed = Box::pin(sealed.peekable());

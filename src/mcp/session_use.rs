@@ -86,17 +86,17 @@ impl SessionUse {
     /// Records an event yielded by the stream.
     pub(super) fn on_event(&mut self, event: &ServerSseMessage) {
         match self.stream {
-            ClientStream::None | ClientStream::Call => {}
             ClientStream::Untracked => {
                 if event.message.as_deref().and_then(answered_id).is_some() {
                     self.stream = ClientStream::Call;
                 }
             }
-            ClientStream::Standalone => {
+            ClientStream::Standalone if self.is_counted || !self.counts_as_use => {
                 if let Some(id) = &event.event_id {
                     self.standalone_ids.record(id);
                 }
             }
+            ClientStream::None | ClientStream::Call | ClientStream::Standalone => {}
         }
     }
 

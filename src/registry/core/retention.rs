@@ -195,7 +195,10 @@ impl<A> RetainedQueue<A> {
         if self.try_add_bytes(&call, totals) {
             return self.push(call);
         }
-        while self.first_expired(now).is_some() {
+        while self.first_expired(now).is_some_and(|call| {
+            // If it expired during a stall, its client may be about to resume (invariant 7).
+            call.was_postponed || now.duration_since(call.until) <= STALL_THRESHOLD
+        }) {
             self.remove(0, totals);
         }
         if !self.can_fit(&call, totals) {

@@ -457,8 +457,13 @@ impl Model {
     /// answer is evicted for a delivered one, and only a few delivered answers are retained.
     fn retain_answer(&mut self, new: RetainedAnswer) {
         if self.is_full_for(&new) {
-            self.retained
-                .retain(|retained| retained.completed.until > new.completed.at);
+            let now = new.completed.at;
+            while self.retained.first().is_some_and(|first| {
+                let until = first.completed.until;
+                until <= now && (first.was_postponed || now - until <= STALL_THRESHOLD)
+            }) {
+                self.retained.remove(0);
+            }
         }
         let units_to_keep = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + units_to_keep > self.capacity {

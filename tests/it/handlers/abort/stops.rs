@@ -10,6 +10,7 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::yield_now};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     recorder::{Recorder, requests},
@@ -96,6 +97,25 @@ async fn a_call_that_no_disconnect_cancels_runs_on_without_a_session() {
             let end = setup.witness.ended("a").await;
             assert!(end.is_completed(), "{server:?}, exempt: {is_exempt}");
         }
+    }
+}
+
+/// rmcp also fires the token when the server shuts down, and then no client has disconnected.
+#[tokio::test]
+async fn a_call_that_no_disconnect_cancels_stops_with_its_server() {
+    for server in [Server::StatelessSse, Server::StatelessJson] {
+        let shutdown = CancellationToken::new();
+        let token = shutdown.clone();
+        let plan = Plan::of(server).abort_after(Duration::ZERO);
+        let plan = plan
+            .grace(Grace::Never)
+            .config(|config| config.with_cancellation_token(token));
+        let (setup, mcp) = plan.client().await;
+        let _call = setup.start_call(&mcp, 1, "stubborn", "a").await;
+
+        shutdown.cancel();
+
+        assert!(setup.witness.ended("a").await.is_dropped(), "{server:?}");
     }
 }
 
