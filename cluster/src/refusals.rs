@@ -17,7 +17,7 @@ const REQUEST_CANCELLED: i32 = -32800;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The directory did not answer, or its contents do not prove anything yet.
-    Inconsistent,
+    OwnerUnknown,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
@@ -90,7 +90,7 @@ impl Refusal {
     pub(crate) fn is_temporary(self) -> bool {
         matches!(
             self,
-            Self::Inconsistent | Self::OwnerUnreachable | Self::SessionMoved
+            Self::OwnerUnknown | Self::OwnerUnreachable | Self::SessionMoved
         )
     }
 }
@@ -99,7 +99,7 @@ impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
         const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::Inconsistent => (
+            Refusal::OwnerUnknown => (
                 UNAVAILABLE,
                 "the owner of this session is unknown at the moment\n",
             ),

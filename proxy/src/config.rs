@@ -33,7 +33,7 @@ pub(crate) use self::value::normal_origin;
 pub use self::{
     error::ConfigError,
     operators::{AdminToken, Operators},
-    public::{Network, Public},
+    public::{Network, PublicOptions},
     subcommand::{Subcommand, documented_command},
     value::{Limit, LogFormat},
 };
@@ -178,7 +178,7 @@ pub struct Config {
 
     /// The options for reverse proxies in front of this one.
     #[command(flatten)]
-    pub public: Public,
+    pub public: PublicOptions,
 
     /// Address for the operator pages: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]

@@ -32,8 +32,8 @@ use memchr::memmem;
 /// let unread = Arc::new(Mutex::new(Vec::new()));
 /// let log = unread.clone();
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
-///     if let Event::UnparsedBody { why, .. } = event {
-///         log.lock().unwrap().push(*why);
+///     if let Event::UnparsedBody { reason, .. } = event {
+///         log.lock().unwrap().push(*reason);
 ///     }
 /// });
 /// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);

@@ -160,8 +160,8 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             bytes,
             "answer evicted",
         ),
-        Event::UnparsedBody { why } => {
-            debug!(target: "mcp_cancel_on_disconnect", %why, "request body not parsed");
+        Event::UnparsedBody { reason } => {
+            debug!(target: "mcp_cancel_on_disconnect", why = %reason, "request body not parsed");
         }
     }
 }

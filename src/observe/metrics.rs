@@ -228,8 +228,8 @@ impl Observer for Metrics {
             Event::AnswerEvicted { outcome, .. } => {
                 counter!(ANSWERS_EVICTED, "outcome" => outcome.name()).increment(1);
             }
-            Event::UnparsedBody { why } => {
-                counter!(BODIES_UNPARSED, "why" => snake_case(why)).increment(1);
+            Event::UnparsedBody { reason } => {
+                counter!(BODIES_UNPARSED, "why" => snake_case(reason)).increment(1);
             }
         }
     }
