@@ -351,7 +351,7 @@ impl Config {
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
             return usage_error(&format!(
-                "--listen {} is reachable from other machines: add the host names that clients use, such as --allow-host mcp.example.com",
+                "--listen {} is reachable from other machines: add the host names that clients use, for example --allow-host mcp.example.com",
                 self.listen
             ));
         }

@@ -114,17 +114,17 @@ fn looks_like_jsonrpc(body: &[u8]) -> bool {
 impl fmt::Display for ParseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotJson => "not json",
-            Self::Truncated => "json truncated",
+            Self::NotJson => "not JSON",
+            Self::Truncated => "truncated JSON",
             Self::TooDeep => "nested too deeply",
             Self::DuplicateKey => "duplicate key",
-            Self::EscapedKey => "escape in a key",
+            Self::EscapedKey => "escaped key",
             Self::WrongType => "method or params have the wrong type",
             Self::BadId => "unusable id",
-            Self::NotAMessage => "not a json-rpc message",
-            Self::Batch => "a batch",
+            Self::NotAMessage => "not a JSON-RPC message",
+            Self::Batch => "batch not supported",
             Self::TooLarge => "body too large",
-            Self::ContentType => "content type not json",
+            Self::ContentType => "content type is not JSON",
             Self::ContentEncoding => "body compressed",
             Self::NotRead => "body not read to the end",
         })

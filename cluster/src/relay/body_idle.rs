@@ -90,7 +90,7 @@ impl fmt::Display for BodyStalled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "no byte of the request body has arrived for {} s",
+            "no request body data received for {} s",
             BODY_IDLE_TIMEOUT.as_secs()
         )
     }

@@ -44,12 +44,13 @@ impl AdminToken {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
         if !token.trim_end_matches('=').bytes().all(is_valid) {
             return Err(
-                "a token may only contain letters, digits and -._~+/, with = at its end".to_owned(),
+                "a token may only contain letters, digits and -._~+/, and may end with ="
+                    .to_owned(),
             );
         }
         if token.len() < MIN_TOKEN {
             return Err(format!(
-                "a token needs at least {MIN_TOKEN} characters, such as the output of `openssl rand -hex 32`"
+                "a token must have at least {MIN_TOKEN} characters (for example, the output of `openssl rand -hex 32`)"
             ));
         }
         Ok(Self(token.into()))

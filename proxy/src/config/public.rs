@@ -52,7 +52,7 @@ impl PublicOptions {
             return Ok(());
         }
         Err(ConfigError::Usage(format!(
-            "--public-url has the path {public}, and --upstream has {upstream}: the proxy does not change paths, so they must be equal"
+            "the path of --public-url ({public}) must match that of --upstream ({upstream}), because the proxy does not rewrite paths"
         )))
     }
 }
@@ -66,8 +66,11 @@ impl Network {
     /// bits long.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let invalid =
-            || format!("`{text}` is not an address or a network such as 127.0.0.1 or 10.0.0.0/8");
+        let invalid = || {
+            format!(
+                "`{text}` is not an IP address or network (expected, for example, 127.0.0.1 or 10.0.0.0/8)"
+            )
+        };
         let (address, prefix_len) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length.parse().map_err(|_| invalid())?)),
             None => (text, None),
@@ -108,10 +111,11 @@ impl Network {
 
 /// Parses the value of `--public-url`.
 fn public_url(text: &str) -> Result<Uri, String> {
-    let uri = value::upstream(text)
-        .map_err(|_| format!("`{text}` is not a URL such as https://mcp.example.com"))?;
+    let uri = value::upstream(text).map_err(|_| {
+        format!("`{text}` is not a valid URL (expected, for example, https://mcp.example.com)")
+    })?;
     if uri.query().is_some() || text.contains('#') {
-        return Err(format!("`{text}` has a query or a fragment"));
+        return Err(format!("`{text}` must not have a query or fragment"));
     }
     Ok(uri)
 }

@@ -183,7 +183,7 @@ fn a_server_may_have_the_name_of_a_sub_command() {
     // Only the first argument can be a subcommand.
     let (code, text) = run(&["--upstream=http://127.0.0.1:1/", "health"]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("a command comes after `--`"), "{text}");
+    assert!(text.contains("a command must follow `--`"), "{text}");
 }
 
 #[test]
