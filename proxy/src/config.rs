@@ -110,11 +110,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Store no events; clients can then resume only if the upstream stores them (with --upstream)
+    /// Do not store events; clients can then resume only if the upstream stores them (requires --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
-    /// How long the server may be silent before its client gets an event stream (with --upstream)
+    /// How long the server may be silent before its client gets an event stream (only with --upstream)
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
@@ -130,15 +130,15 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
     pub stall_timeout: Limit,
 
-    /// How long a session may be idle before its process is stopped, or off (with a command; an upstream ends its own sessions)
+    /// How long a session may be idle before its process is stopped, or off (only with a command; an upstream ends its own sessions)
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How long a session may stay unused after its client has disconnected, or off (with a command)
+    /// How long a session may stay unused after its client has disconnected, or off (only with a command)
     #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "off", value_parser = value::limit)]
     pub lost_timeout: Limit,
 
-    /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
+    /// Maximum number of sessions, each with a process (only with a command; an upstream limits its own)
     #[arg(
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
@@ -205,7 +205,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Show what a disconnect does, using a built-in server (without other options)
+    /// Show what a disconnect does, using a built-in server (cannot be combined with other options)
     #[arg(long, exclusive = true)]
     pub demo: bool,
 

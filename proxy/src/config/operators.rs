@@ -15,7 +15,7 @@ const MIN_TOKEN: usize = 16;
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Operators {
-    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (with --admin)
+    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (requires --admin)
     #[arg(
         long,
         env = "MCP_PROXY_ADMIN_TOKEN",
@@ -25,7 +25,7 @@ pub struct Operators {
     )]
     pub admin_token: Option<AdminToken>,
 
-    /// Make /readyz return 503 while the upstream accepts no connections (with --admin and --upstream)
+    /// Make /readyz return 503 while the upstream is not accepting connections (requires --admin and --upstream)
     #[arg(long, env = "MCP_PROXY_READY_UPSTREAM")]
     pub ready_upstream: bool,
 }

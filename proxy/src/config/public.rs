@@ -11,7 +11,7 @@ use super::{ConfigError, value};
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct PublicOptions {
-    /// URL at which clients reach the proxy, such as https://mcp.example.com, which replaces the upstream's in the OAuth metadata and challenges that clients read (with --upstream)
+    /// URL at which clients reach the proxy, such as https://mcp.example.com. Replaces the upstream URL in the OAuth metadata and challenges that clients read (requires --upstream)
     #[allow(
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
@@ -19,7 +19,7 @@ pub struct PublicOptions {
     #[arg(long, env = "MCP_PROXY_PUBLIC_URL", value_name = "URL", value_parser = public_url)]
     pub public_url: Option<Uri>,
 
-    /// Address or network of a reverse proxy whose Forwarded and X-Forwarded-* headers are trusted, such as 10.0.0.0/8 (with --upstream)
+    /// Address or network of a reverse proxy, such as 10.0.0.0/8, whose Forwarded and X-Forwarded-* headers are trusted (requires --upstream)
     #[arg(
         long,
         env = "MCP_PROXY_TRUST_FORWARDED",
