@@ -357,7 +357,7 @@ impl From<ConnectErrorKind> for ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            ConnectErrorKind::Backend(error) => write!(f, "the directory cannot be used: {error}"),
+            ConnectErrorKind::Backend(error) => write!(f, "cannot use the directory: {error}"),
             ConnectErrorKind::NotAdvertised => {
                 f.write_str("no address to advertise to the other instances")
             }

@@ -294,7 +294,7 @@ impl Config {
         let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients will resume too late (--grace, --tool-grace)"
             )
         });
         warnings.collect()
@@ -346,7 +346,7 @@ impl Config {
             && let Some(option) = need_admin.copied().find(|option| is_given(option))
         {
             return usage_error(&format!(
-                "--{option} is for the operator pages: set --admin as well"
+                "--{option} requires the operator pages: set --admin as well"
             ));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {

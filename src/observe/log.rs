@@ -195,7 +195,7 @@ fn log_end(
             log_end!(
                 info,
                 reason = reason.text(),
-                "call abandoned, its server is notified only by the end of its stream"
+                "call abandoned, only the end of its stream notifies the server"
             );
         }
         Outcome::Completed => log_end!(trace, "call completed"),

@@ -16,15 +16,15 @@ pub(super) const COMMAND_ONLY: &[(&str, &str)] = &[
     ),
     (
         "kill-after",
-        "is for a command: the proxy starts no process with --upstream",
+        "is for a command: with --upstream, the proxy does not start a process",
     ),
     (
         "env",
-        "is for a command: the proxy starts no process with --upstream",
+        "is for a command: with --upstream, the proxy does not start a process",
     ),
     (
         "cwd",
-        "is for a command: the proxy starts no process with --upstream",
+        "is for a command: with --upstream, the proxy does not start a process",
     ),
 ];
 
@@ -33,7 +33,7 @@ pub(super) const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ("header", "is for --upstream: a command receives no headers"),
     (
         "public-url",
-        "is for --upstream: a command has no authorization and no redirects",
+        "is for --upstream: a command has neither authorization nor redirects",
     ),
     (
         "trust-forwarded",

@@ -490,7 +490,7 @@ fn a_flag_overrides_the_environment_which_overrides_the_file() {
             line.contains(&format!("in front of {expected}, which")),
             "{line}"
         );
-        assert!(line.contains("a disconnect cancels no call"), "{line}");
+        assert!(line.contains("a disconnect never cancels a call"), "{line}");
     }
 }
 

@@ -74,7 +74,7 @@ fn health_is_1_for_a_server_that_never_answers_or_answers_with_an_error() {
     let addr = silent.local_addr().expect("an address").to_string();
     let (code, text) = run(&["health", "--admin", &addr]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("no answer within 3s"), "{text}");
+    assert!(text.contains("no response within 3s"), "{text}");
 
     let served = std::thread::spawn(move || {
         // The first connection is the client's above.
