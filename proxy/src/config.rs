@@ -56,7 +56,7 @@ const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 #[command(
     name = "mcp-cancel-proxy",
     version = version::version(),
-    about = "Stands in front of an MCP server: orphaned calls are cancelled, and clients that resume get their answers",
+    about = "Runs in front of an MCP server, cancels orphaned calls, and delivers answers to clients that resume",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]

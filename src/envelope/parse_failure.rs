@@ -119,14 +119,14 @@ impl fmt::Display for ParseFailure {
             Self::TooDeep => "nested too deeply",
             Self::DuplicateKey => "duplicate key",
             Self::EscapedKey => "escaped key",
-            Self::WrongType => "method or params have the wrong type",
+            Self::WrongType => "wrong type for method or params",
             Self::BadId => "unusable id",
             Self::NotAMessage => "not a JSON-RPC message",
             Self::Batch => "batch not supported",
             Self::TooLarge => "body too large",
             Self::ContentType => "content type is not JSON",
-            Self::ContentEncoding => "body compressed",
-            Self::NotRead => "body not read to the end",
+            Self::ContentEncoding => "compressed body",
+            Self::NotRead => "body not fully read",
         })
     }
 }

@@ -90,7 +90,7 @@ fn a_wrong_option_is_reported_with_the_nearest_one() {
         ("--allow-host=:80", "is not a valid host"),
         ("--allow-origin=https://a:99999", "is not a valid origin"),
         ("--commit-after=100ms", "at least 250ms"),
-        ("--kill-after=5s", "for a command"),
+        ("--kill-after=5s", "requires a command"),
         ("--listen=0.0.0.0:0", "--allow-host"),
         (
             "--admin=127.0.0.1:8000",

@@ -120,7 +120,7 @@ fn the_manual_page_has_every_option_and_sub_command() {
         "MCP_PROXY_UPSTREAM",
         "health",
         "completions",
-        "orphaned calls are cancelled",
+        "cancels orphaned calls",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
