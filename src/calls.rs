@@ -187,7 +187,7 @@ impl Calls {
         let calls = calls.unwrap_or_default().into_iter();
         // `any` would stop at the first call.
         calls
-            .filter(|(id, exchange)| exchange.set_maybe_resumed(*id))
+            .filter(|(id, exchange)| exchange.mark_maybe_resumed(*id))
             .count()
             > 0
     }

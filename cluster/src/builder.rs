@@ -357,7 +357,7 @@ impl From<ConnectErrorKind> for ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            ConnectErrorKind::Backend(error) => write!(f, "the directory cannot be used: {error}"),
+            ConnectErrorKind::Backend(error) => write!(f, "cannot use the directory: {error}"),
             ConnectErrorKind::NotAdvertised => {
                 f.write_str("no address to advertise to the other instances")
             }
@@ -369,7 +369,7 @@ impl fmt::Display for ConnectError {
             }
             ConnectErrorKind::NotAdmitted(ip) => write!(
                 f,
-                "`peers_filter` does not admit the advertised address {ip}"
+                "`peers_filter` rejects the advertised address {ip}"
             ),
             ConnectErrorKind::Secret => {
                 f.write_str("a secret is empty, has leading or trailing whitespace, or contains characters not allowed in a header field")
@@ -412,7 +412,7 @@ mod tests {
             assert!(error.starts_with(&format!("{address:?} is not")), "{error}");
         }
         let error = connect_error(builder().advertise("8.8.8.8:9000")).await;
-        assert!(error.contains("does not admit"), "{error}");
+        assert!(error.contains("rejects the advertised address"), "{error}");
         let open = builder().advertise("8.8.8.8:9000").peers_filter(|_| true);
         assert!(open.connect().await.is_ok());
     }

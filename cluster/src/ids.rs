@@ -297,7 +297,7 @@ impl Display for ClusterEventId<'_> {
 
 impl Display for ParseIdError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str("not an identifier of this kind")
+        f.write_str("invalid identifier")
     }
 }
 

@@ -371,7 +371,7 @@ impl<M: SessionManager> CloseSession for CancellableSessionManager<M> {
         if self.has(session).await
             && let Err(error) = self.close_session(&id).await
         {
-            warn!(target: "mcp_cancel_cluster", %error, "a session could not be closed here");
+            warn!(target: "mcp_cancel_cluster", %error, "could not close a session on this instance");
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "Times the cancellation of an orphaned call was postponed"
+            "Number of times the cancellation of an orphaned call was postponed"
         );
         describe_counter!(
             "mcp_cluster_claims_total",

@@ -17,7 +17,7 @@ const REQUEST_CANCELLED: i32 = -32800;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The directory did not answer, or its contents do not prove anything yet.
-    Inconsistent,
+    OwnerUnknown,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
@@ -43,7 +43,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
         "id": null,
-        "error": { "code": RETRY_LATER, "message": "no session can be opened here at the moment" },
+        "error": { "code": RETRY_LATER, "message": "cannot open a session right now" },
     });
     let mut response = json_response(StatusCode::SERVICE_UNAVAILABLE, &error);
     response
@@ -57,7 +57,7 @@ pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
         "id": request_id,
-        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled before it began" },
+        "error": { "code": REQUEST_CANCELLED, "message": "request cancelled before it started" },
     });
     json_response(StatusCode::OK, &error)
 }
@@ -90,7 +90,7 @@ impl Refusal {
     pub(crate) fn is_temporary(self) -> bool {
         matches!(
             self,
-            Self::Inconsistent | Self::OwnerUnreachable | Self::SessionMoved
+            Self::OwnerUnknown | Self::OwnerUnreachable | Self::SessionMoved
         )
     }
 }
@@ -99,13 +99,10 @@ impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
         const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::Inconsistent => (
-                UNAVAILABLE,
-                "the owner of this session is unknown at the moment\n",
-            ),
+            Refusal::OwnerUnknown => (UNAVAILABLE, "this session's owner is currently unknown\n"),
             Refusal::OwnerUnreachable => (
                 UNAVAILABLE,
-                "the server that owns this session cannot be reached at the moment\n",
+                "the server that owns this session is currently unreachable\n",
             ),
             Refusal::SessionMoved => (UNAVAILABLE, "this session has just moved\n"),
             Refusal::ConnectionLost => (

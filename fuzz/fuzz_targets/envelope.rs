@@ -117,7 +117,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<ParsedMessage, ParseFailur
                 call.protocol_version().map(str::to_owned),
             )),
             Event::Ended { outcome, .. } => reported.ended.push(*outcome),
-            Event::UnparsedBody { why, .. } => reported.unknown = Some(*why),
+            Event::UnparsedBody { reason, .. } => reported.unknown = Some(*reason),
             _ => panic!("{event:?}"),
         }
     });

@@ -207,7 +207,7 @@ fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
     } else {
-        "<li>The calls are shown on a loopback address, or to scripts with --admin-token"
+        "<li>Calls are only shown on a loopback address, or to scripts with --admin-token"
     };
     let sessions = if is_local && has_sessions {
         r#"<li><a href="/sessions">Sessions</a> (<a href="/sessions.json">JSON</a>)"#
@@ -228,7 +228,7 @@ async fn readyz(State(state): State<AdminState>) -> (StatusCode, &'static str) {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
     }
     if state.options.ready_upstream && state.server.connect(READY_TIMEOUT).await.is_err() {
-        let text = "the MCP server accepts no connections (--upstream)\n";
+        let text = "the MCP server is not accepting connections (--upstream)\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
     (StatusCode::OK, "ready\n")
@@ -270,17 +270,17 @@ fn own_metrics(server: &Server) -> String {
         let totals = [
             (
                 "resumes_total",
-                "Streams that a client resumed",
+                "Number of times a client resumed a stream",
                 stats.resumes,
             ),
             (
                 "gaps_total",
-                "Times a client was notified of missing events",
+                "Number of times a client was notified of missing events",
                 stats.gaps,
             ),
             (
                 "kills_total",
-                "Processes that had to be killed",
+                "Number of processes that had to be killed",
                 stats.kills,
             ),
         ];

@@ -33,7 +33,7 @@ pub(crate) use self::value::normal_origin;
 pub use self::{
     error::ConfigError,
     operators::{AdminToken, Operators},
-    public::{Network, Public},
+    public::{Network, PublicOptions},
     subcommand::{Subcommand, documented_command},
     value::{Limit, LogFormat},
 };
@@ -56,7 +56,7 @@ const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 #[command(
     name = "mcp-cancel-proxy",
     version = version::version(),
-    about = "Stands in front of an MCP server: orphaned calls are cancelled, and clients that resume get their answers",
+    about = "Runs in front of an MCP server, cancels orphaned calls, and delivers answers to clients that resume",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]
@@ -110,11 +110,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Store no events; clients can then resume only if the upstream stores them (with --upstream)
+    /// Do not store events; clients can then resume only if the upstream stores them (requires --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
-    /// How long the server may be silent before its client gets an event stream (with --upstream)
+    /// How long the server may be silent before its client gets an event stream (only with --upstream)
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
@@ -130,15 +130,15 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
     pub stall_timeout: Limit,
 
-    /// How long a session may be idle before its process is stopped, or off (with a command; an upstream ends its own sessions)
+    /// How long a session may be idle before its process is stopped, or off (only with a command; an upstream ends its own sessions)
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How long a session may stay unused after its client has disconnected, or off (with a command)
+    /// How long a session may stay unused after its client has disconnected, or off (only with a command)
     #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "off", value_parser = value::limit)]
     pub lost_timeout: Limit,
 
-    /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
+    /// Maximum number of sessions, each with a process (only with a command; an upstream limits its own)
     #[arg(
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
@@ -178,7 +178,7 @@ pub struct Config {
 
     /// The options for reverse proxies in front of this one.
     #[command(flatten)]
-    pub public: Public,
+    pub public: PublicOptions,
 
     /// Address for the operator pages: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
@@ -205,7 +205,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Show what a disconnect does, using a built-in server (without other options)
+    /// Show what a disconnect does, using a built-in server (cannot be combined with other options)
     #[arg(long, exclusive = true)]
     pub demo: bool,
 
@@ -294,7 +294,7 @@ impl Config {
         let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace period of {grace:?}{scope} is shorter than {MIN_REACHABLE_GRACE:?}: many clients will resume too late (--grace, --tool-grace)"
             )
         });
         warnings.collect()
@@ -346,12 +346,12 @@ impl Config {
             && let Some(option) = need_admin.copied().find(|option| is_given(option))
         {
             return usage_error(&format!(
-                "--{option} is for the operator pages: set --admin as well"
+                "--{option} requires the operator pages: set --admin as well"
             ));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
             return usage_error(&format!(
-                "--listen {} is reachable from other machines: add the host names that clients use, such as --allow-host mcp.example.com",
+                "--listen {} is reachable from other machines: add the host names that clients use, for example --allow-host mcp.example.com",
                 self.listen
             ));
         }

@@ -153,7 +153,7 @@ impl Signals {
                 () = &mut serving => return info!("stopped"),
                 signal = self.next(|effect| effect == SignalEffect::End) => {
                     if first_signal.elapsed() > REPEAT_WINDOW {
-                        return warn!("{signal} while stopping: stopping now, calls in flight are lost");
+                        return warn!("{signal} while stopping: stopping immediately, calls in flight will be lost");
                     }
                     info!(signal, "signal ignored");
                 }

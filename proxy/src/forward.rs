@@ -305,7 +305,7 @@ impl Upstream {
         }
         let cause = root_cause(error);
         let message = if error.is_connect() {
-            "the MCP server behind this proxy cannot be reached (--upstream)"
+            "the MCP server behind this proxy is unreachable (--upstream)"
         } else if is_head_too_large(error) {
             "the MCP server behind this proxy responded with more than 100 header fields, or with a larger head than this proxy accepts"
         } else {

@@ -193,7 +193,7 @@ impl Frontend {
                 let connections = self.limits.connections;
                 warn!(
                     connections,
-                    "connection limit reached, new clients have to wait (raise ulimit -n; --admin has 64)"
+                    "connection limit reached, so new clients have to wait (raise ulimit -n; --admin has 64)"
                 );
             }
             was_full = is_full;

@@ -217,7 +217,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 ),
             }
         }
-        Event::UnparsedBody { why: reason, .. } => {
+        Event::UnparsedBody { reason, .. } => {
             let Some(what) = describe_unparsed(*reason) else {
                 return;
             };

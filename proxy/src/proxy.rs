@@ -198,7 +198,7 @@ impl Proxy {
                 )
             } else {
                 warn!(
-                    "--admin: health and metrics on http://{admin}; the calls are shown on a loopback address only"
+                    "--admin: health and metrics on http://{admin}; calls are only shown on a loopback address"
                 )
             }
         }
@@ -342,7 +342,7 @@ fn describe_disconnect(grace: Grace, is_upstream: bool) -> String {
     };
     match grace {
         Grace::Immediate => "a disconnect cancels its call at once (--grace)".to_owned(),
-        Grace::Never => "a disconnect cancels no call (--grace)".to_owned(),
+        Grace::Never => "a disconnect never cancels a call (--grace)".to_owned(),
         // A call without a session is cancelled as soon as its connection closes.
         Grace::After(grace) if is_upstream => format!(
             "a disconnect cancels its call after {grace:?} unless its client resumes it, or at once without a session (--grace)"

@@ -70,7 +70,7 @@ async fn health(admin: SocketAddr) -> ExitCode {
         Ok(Ok(status)) if status.is_success() => print(Ok(format!("{url}: {status}\n").into())),
         Ok(Ok(status)) => fail(format_args!("{url}: {status}")),
         Ok(Err(error)) => fail(format_args!("{url}: {error}")),
-        Err(_) => fail(format_args!("{url}: no answer within {HEALTH_TIMEOUT:?}")),
+        Err(_) => fail(format_args!("{url}: no response within {HEALTH_TIMEOUT:?}")),
     }
 }
 

@@ -62,7 +62,7 @@ pub struct CallId(u64);
 /// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
 ///
 /// let error: ParseCallIdError = "-1".parse::<CallId>().unwrap_err();
-/// assert_eq!(error.to_string(), "not a call id");
+/// assert_eq!(error.to_string(), "invalid call id");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseCallIdError(());
@@ -146,7 +146,7 @@ impl From<CallId> for u64 {
 
 impl fmt::Display for ParseCallIdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a call id")
+        f.write_str("invalid call id")
     }
 }
 

@@ -32,8 +32,8 @@ use memchr::memmem;
 /// let unread = Arc::new(Mutex::new(Vec::new()));
 /// let log = unread.clone();
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
-///     if let Event::UnparsedBody { why, .. } = event {
-///         log.lock().unwrap().push(*why);
+///     if let Event::UnparsedBody { reason, .. } = event {
+///         log.lock().unwrap().push(*reason);
 ///     }
 /// });
 /// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);
@@ -114,19 +114,19 @@ fn looks_like_jsonrpc(body: &[u8]) -> bool {
 impl fmt::Display for ParseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotJson => "not json",
-            Self::Truncated => "json truncated",
+            Self::NotJson => "not JSON",
+            Self::Truncated => "truncated JSON",
             Self::TooDeep => "nested too deeply",
             Self::DuplicateKey => "duplicate key",
-            Self::EscapedKey => "escape in a key",
-            Self::WrongType => "method or params have the wrong type",
+            Self::EscapedKey => "escaped key",
+            Self::WrongType => "wrong type for method or params",
             Self::BadId => "unusable id",
-            Self::NotAMessage => "not a json-rpc message",
-            Self::Batch => "a batch",
+            Self::NotAMessage => "not a JSON-RPC message",
+            Self::Batch => "batch not supported",
             Self::TooLarge => "body too large",
-            Self::ContentType => "content type not json",
-            Self::ContentEncoding => "body compressed",
-            Self::NotRead => "body not read to the end",
+            Self::ContentType => "content type is not JSON",
+            Self::ContentEncoding => "compressed body",
+            Self::NotRead => "body not fully read",
         })
     }
 }

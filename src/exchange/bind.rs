@@ -253,7 +253,7 @@ impl Exchange {
     }
 
     /// Returns `true` if no stream will deliver the answer, so that only the transport sees it.
-    pub(super) fn is_late_answer_closed(&self) -> bool {
+    pub(super) fn late_answers_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 

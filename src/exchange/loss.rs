@@ -23,11 +23,11 @@ use crate::{
 impl Attachment {
     /// Reports that the stream has ended without the answer.
     ///
-    /// `is_empty_resume` is `true` if the stream was opened by a resume and carried no events.
-    pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
+    /// `resumed_without_events` is `true` if the stream was opened by a resume and carried no events.
+    pub(crate) fn detach(&self, cause: DetachCause, resumed_without_events: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
-                .on_stream_lost(call, self.generation, cause, is_empty_resume);
+                .on_stream_lost(call, self.generation, cause, resumed_without_events);
         }
     }
 }
@@ -42,9 +42,9 @@ impl Exchange {
         call: &CallInfo,
         generation: Generation,
         cause: DetachCause,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
     ) {
-        if self.maybe_answered.load(Ordering::Relaxed) {
+        if self.may_have_been_answered.load(Ordering::Relaxed) {
             return self.remove_stream(call.id(), generation);
         }
         let now = Instant::now();
@@ -67,9 +67,11 @@ impl Exchange {
         let keep_running = self.keep_running_state(call, stream_end, now);
         let (id, detachment) = (call.id(), Detachment::new(cause, now));
         let detached = self.with_session(|session| {
-            let until = until.filter(|_| !session.is_maybe_resumed(id));
+            let until = until.filter(|_| !session.may_have_been_resumed(id));
             let detached = match until.or(keep_running) {
-                Some(state) => session.detach(id, generation, state, is_empty_resume, detachment),
+                Some(state) => {
+                    session.detach(id, generation, state, resumed_without_events, detachment)
+                }
                 // From now on, the layer would see neither a resume nor the call ending.
                 None => session.untrack(id, generation),
             };
@@ -120,7 +122,7 @@ impl Exchange {
             DisconnectAction::CancelNow | DisconnectAction::CancelAfter(_) => true,
             DisconnectAction::KeepRunning => false,
         };
-        if is_cancelled && !self.maybe_answered.load(Ordering::Relaxed) {
+        if is_cancelled && !self.may_have_been_answered.load(Ordering::Relaxed) {
             self.cancel(call.id(), Cancel::lost());
         }
     }
@@ -157,7 +159,7 @@ impl Exchange {
     ///
     /// From then on, the layer cannot see the call end, unless the session manager sees the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
-        let is_observed = self.is_late_answer_closed()
+        let is_observed = self.late_answers_closed()
             && self
                 .call(id)
                 .is_some_and(|call| self.is_answer_observed(call));

@@ -340,8 +340,9 @@ impl Exchange {
     }
 
     /// Sets whether the bytes sent so far may have been the answer.
-    pub(super) fn set_maybe_answered(&self, maybe_answered: bool) {
-        self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
+    pub(super) fn set_may_have_been_answered(&self, may_have_been_answered: bool) {
+        self.may_have_been_answered
+            .store(may_have_been_answered, Ordering::Relaxed);
     }
 
     /// Removes a stream that may have carried the call's answer.

@@ -53,7 +53,7 @@ impl Exchange {
     /// Lets a call keep running, because its client may have resumed it unobserved.
     ///
     /// The call is not cancelled even if the loss of its current stream is only detected later. Returns `false` if the call has ended.
-    pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
+    pub(crate) fn mark_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
@@ -67,7 +67,7 @@ impl Exchange {
         let state = self
             .keep_running_state(call, stream_end, now)
             .unwrap_or(forget_at);
-        let is_marked = self.with_session(|session| session.set_maybe_resumed(id, state));
+        let is_marked = self.with_session(|session| session.mark_maybe_resumed(id, state));
         is_marked.unwrap_or(false)
     }
 
@@ -148,7 +148,7 @@ impl Resume {
             EventMatch::Ambiguous(calls) => {
                 // This includes calls with another pending resume, because that resume may be refused.
                 for (id, exchange) in calls {
-                    exchange.set_maybe_resumed(id);
+                    exchange.mark_maybe_resumed(id);
                 }
                 Accepted::Nothing
             }

@@ -105,8 +105,9 @@ impl Exchange {
             }
             state.request = self.classify_unparsed(body);
         }
-        self.shared
-            .report(&Event::UnparsedBody { why: body.reason });
+        self.shared.report(&Event::UnparsedBody {
+            reason: body.reason,
+        });
     }
 
     /// Reports an unparsable body, once no session manager will bind the call.
@@ -128,8 +129,9 @@ impl Exchange {
             is_reported.then_some(body)
         };
         if let Some(body) = unparsed {
-            self.shared
-                .report(&Event::UnparsedBody { why: body.reason });
+            self.shared.report(&Event::UnparsedBody {
+                reason: body.reason,
+            });
         }
     }
 

@@ -63,7 +63,7 @@ pub(crate) struct Exchange {
     /// Whether the call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
     /// Whether the bytes sent on the streams may have been the call's answer, see `tap`.
-    pub(super) maybe_answered: AtomicBool,
+    pub(super) may_have_been_answered: AtomicBool,
     /// The call's [`PendingCancel`], as a number.
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
@@ -248,7 +248,7 @@ impl Exchange {
             stream_meta: AtomicU32::new(0),
             is_cancelled_here: AtomicBool::new(false),
             has_call_ended: AtomicBool::new(false),
-            maybe_answered: AtomicBool::new(false),
+            may_have_been_answered: AtomicBool::new(false),
             pending_cancel: AtomicU8::new(0),
             response_waker: AtomicWaker::new(),
             changed: OnceLock::new(),

@@ -91,7 +91,7 @@ impl Tap {
                 if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
                     // The answer can only be complete after a closing brace or bracket.
                     call.exchange
-                        .set_maybe_answered(matches!(last, b'}' | b']'));
+                        .set_may_have_been_answered(matches!(last, b'}' | b']'));
                 }
                 return;
             }
@@ -99,7 +99,7 @@ impl Tap {
                 // Count each frame as an event, because it may contain one.
                 *events += 1;
                 if let Some(call) = attachment {
-                    call.exchange.set_maybe_answered(true);
+                    call.exchange.set_may_have_been_answered(true);
                 }
                 return;
             }
@@ -125,7 +125,7 @@ impl Tap {
             match event.answers {
                 Answers::Nothing | Answers::Ambiguous(_) => {
                     if event.is_ambiguous {
-                        call.exchange.set_maybe_answered(true);
+                        call.exchange.set_may_have_been_answered(true);
                     }
                 }
                 Answers::One(request) => {
@@ -151,8 +151,9 @@ impl Tap {
                 .exchange
                 .finish(attachment.id, Outcome::Completed);
         } else {
-            let is_empty_resume = self.events == 0 && attachment.generation != POST_GENERATION;
-            attachment.detach(cause, is_empty_resume);
+            let resumed_without_events =
+                self.events == 0 && attachment.generation != POST_GENERATION;
+            attachment.detach(cause, resumed_without_events);
         }
     }
 }

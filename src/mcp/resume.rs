@@ -212,7 +212,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             }
             EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
-                    exchange.set_maybe_resumed(id);
+                    exchange.mark_maybe_resumed(id);
                 }
                 (None, ClientStream::Untracked)
             }

@@ -216,7 +216,7 @@ impl<E> fmt::Display for TransportError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             SendError::Transport(_) => "the transport failed",
-            SendError::Cancelled => "the call is cancelled",
+            SendError::Cancelled => "the call was cancelled",
         })
     }
 }

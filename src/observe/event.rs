@@ -120,7 +120,7 @@ pub enum Event<'a> {
     #[non_exhaustive]
     UnparsedBody {
         /// Why the body could not be parsed.
-        why: ParseFailure,
+        reason: ParseFailure,
     },
 }
 
@@ -165,7 +165,10 @@ impl fmt::Debug for Event<'_> {
                 output.field("call", call).field("outcome", outcome);
                 output.field("bytes", bytes).finish_non_exhaustive()
             }
-            Self::UnparsedBody { why } => f.debug_struct("UnparsedBody").field("why", why).finish(),
+            Self::UnparsedBody { reason } => f
+                .debug_struct("UnparsedBody")
+                .field("reason", reason)
+                .finish(),
         }
     }
 }

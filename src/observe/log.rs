@@ -160,8 +160,8 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             bytes,
             "answer evicted",
         ),
-        Event::UnparsedBody { why } => {
-            debug!(target: "mcp_cancel_on_disconnect", %why, "request body not parsed");
+        Event::UnparsedBody { reason } => {
+            debug!(target: "mcp_cancel_on_disconnect", why = %reason, "request body not parsed");
         }
     }
 }
@@ -195,7 +195,7 @@ fn log_end(
             log_end!(
                 info,
                 reason = reason.text(),
-                "call abandoned, its server is notified only by the end of its stream"
+                "call abandoned, only the end of its stream notifies the server"
             );
         }
         Outcome::Completed => log_end!(trace, "call completed"),

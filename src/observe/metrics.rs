@@ -228,8 +228,8 @@ impl Observer for Metrics {
             Event::AnswerEvicted { outcome, .. } => {
                 counter!(ANSWERS_EVICTED, "outcome" => outcome.name()).increment(1);
             }
-            Event::UnparsedBody { why } => {
-                counter!(BODIES_UNPARSED, "why" => snake_case(why)).increment(1);
+            Event::UnparsedBody { reason } => {
+                counter!(BODIES_UNPARSED, "why" => snake_case(reason)).increment(1);
             }
         }
     }
@@ -246,7 +246,7 @@ fn describe() {
         (STARTED, "Calls that have started"),
         (ENDED, "Calls that have ended, by outcome"),
         (DETACHES, "Call detachments"),
-        (RESUMES, "Times a client has resumed its call"),
+        (RESUMES, "Number of times a client has resumed its call"),
         (
             CANCELS_FAILED,
             "Cancellations that could not be delivered to the server",
@@ -267,11 +267,11 @@ fn describe() {
         describe_counter!(name, Unit::Count, description);
     }
     for (name, description) in [
-        (DURATION, "From the start of a call until it ends"),
+        (DURATION, "Time from the start of a call until it ends"),
         (DETACHED_FOR, "Duration of a detachment"),
         (
             TO_TOKEN,
-            "From a disconnect until the cancelled call's token fires",
+            "Time from a disconnect until the cancelled call's token fires",
         ),
     ] {
         describe_histogram!(name, Unit::Seconds, description);

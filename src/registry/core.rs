@@ -47,7 +47,7 @@
 //! 13. **Nothing is stored** except in-flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is instead tracked until then and cancelled. A detached call
 //!     over a limit is removed at once.
-//! 14. **When in doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::set_maybe_resumed) keeps running until
+//! 14. **When in doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::mark_maybe_resumed) keeps running until
 //!     its client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
@@ -280,13 +280,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Records that one of a call's streams has just ended.
     ///
-    /// `is_empty_resume` is `true` if the stream was a resume that delivered no events.
+    /// `resumed_without_events` is `true` if the stream was a resume that delivered no events.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
         stream: Generation,
         state: DetachedState,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
         detachment: Detachment,
     ) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
@@ -296,7 +296,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return DetachOutcome::Ignored;
         }
         let timers = entry.timers_mut();
-        let deadline = timers.detach(state, is_empty_resume, detachment);
+        let deadline = timers.detach(state, resumed_without_events, detachment);
         let is_due = deadline.is_some_and(|at| at <= detachment.detached_at());
         if is_due {
             timers.mark_expired();
@@ -369,7 +369,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
         let timers = entry.timers_mut();
-        timers.is_maybe_resumed = false;
+        timers.may_have_been_resumed = false;
         if timers.detached.take().is_some() {
             self.remove_detached();
             self.schedule(id);

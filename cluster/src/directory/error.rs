@@ -18,7 +18,7 @@ impl DirectoryError {
     /// Creates the error for a directory that did not answer in time.
     pub(crate) fn timed_out() -> Self {
         Self {
-            message: "the directory did not answer in time",
+            message: "the directory did not respond in time",
             source: None,
         }
     }

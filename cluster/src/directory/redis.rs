@@ -116,7 +116,7 @@ impl RedisDirectory {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
             // Log the error now: heartbeats will retry, but all they see is a timeout.
             Ok(Err(error)) => {
-                warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
+                warn!(target: "mcp_cancel_cluster", "{error}: cannot use the directory yet");
                 Ok(())
             }
             Err(_) => Ok(()),

@@ -231,7 +231,7 @@ impl Heartbeat {
     async fn send_heartbeat(&self, started: Instant) {
         if let Err(error) = self.try_send_heartbeat(started).await {
             self.health().on_heartbeat_failed();
-            let consequence = "Until the directory accepts heartbeats again, no session starts or is claimed here, and no orphaned call is cancelled";
+            let consequence = "Until the directory accepts heartbeats again, this instance does not start or claim sessions, and does not cancel orphaned calls";
             self.unreachable_warning.warn(&format_args!(
                 "directory heartbeat failed: {error}. {consequence}"
             ));

@@ -25,20 +25,20 @@ pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 struct BodyStalled;
 
 /// A body that fails with [`BodyStalled`] if it pauses for too long while it is being read.
-struct IdleLimited {
+struct IdleTimeoutBody {
     body: Body,
     /// The time left for the next frame, or `None` if the reader is not waiting for one.
     ///
     /// A body that is not being read cannot stall.
-    pause: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// Makes a body fail if no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is being read.
-pub(crate) fn limit_idle(body: Body) -> Body {
+pub(crate) fn with_idle_timeout(body: Body) -> Body {
     if body.is_end_stream() {
         return body;
     }
-    Body::new(IdleLimited { body, pause: None })
+    Body::new(IdleTimeoutBody { body, timer: None })
 }
 
 /// Returns `true` if an error was caused by a stalled body.
@@ -53,9 +53,9 @@ pub(crate) fn is_stalled(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-// === impl IdleLimited ===
+// === impl IdleTimeoutBody ===
 
-impl http_body::Body for IdleLimited {
+impl http_body::Body for IdleTimeoutBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -65,13 +65,13 @@ impl http_body::Body for IdleLimited {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            this.pause = None;
+            this.timer = None;
             return Poll::Ready(frame);
         }
-        let pause = this
-            .pause
+        let timer = this
+            .timer
             .get_or_insert_with(|| Box::pin(sleep(BODY_IDLE_TIMEOUT)));
-        let expired = pause.as_mut().poll(cx);
+        let expired = timer.as_mut().poll(cx);
         expired.map(|()| Some(Err(axum::Error::new(BodyStalled))))
     }
 
@@ -90,7 +90,7 @@ impl fmt::Display for BodyStalled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "no byte of the request body has arrived for {} s",
+            "no request body data received for {} s",
             BODY_IDLE_TIMEOUT.as_secs()
         )
     }
@@ -119,7 +119,7 @@ mod tests {
         } else {
             stream::pending().boxed()
         };
-        limit_idle(Body::from_stream(frames.chain(rest)))
+        with_idle_timeout(Body::from_stream(frames.chain(rest)))
     }
 
     #[tokio::test(start_paused = true)]

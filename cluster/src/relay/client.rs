@@ -166,7 +166,7 @@ impl Relay {
         in_flight: Option<InFlightGuard>,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            let message = "the directory names a disallowed peer address";
+            let message = "the directory contains a disallowed peer address";
             let address = owner.address;
             self.untrusted_address_warning
                 .warn(&format_args!("{message}: {address}"));
@@ -209,7 +209,7 @@ impl Relay {
                 Err(Failure::Refused)
             }
             Ok(Err(error)) => {
-                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection to the owner");
+                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "could not connect to the owner");
                 Err(Failure::Unreachable)
             }
             Err(_) => Err(Failure::Unreachable),

@@ -3,7 +3,7 @@
 //! 1. The body is not read until the request is about to be sent, classified, or used to restore its session.
 //! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer one is sent once, frame by frame.
 //! 3. Until it has been sent, a request is intact, no matter how long it is.
-//! 4. If a body stalls, reading it fails ([`limit_idle`]), even while it is being sent.
+//! 4. If a body stalls, reading it fails ([`with_idle_timeout`]), even while it is being sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -14,7 +14,7 @@ use http_body_util::BodyExt as _;
 
 use crate::{
     refusals::Refusal,
-    relay::body_idle::{is_stalled, limit_idle},
+    relay::body_idle::{is_stalled, with_idle_timeout},
 };
 
 /// Maximum length of a body that can be resent.
@@ -44,7 +44,7 @@ enum ReplayableBody {
 impl ReplayableRequest {
     pub(crate) fn new(request: Request<Body>) -> Self {
         let (head, body) = request.into_parts();
-        let body = ReplayableBody::Unread(limit_idle(body));
+        let body = ReplayableBody::Unread(with_idle_timeout(body));
         Self { head, body }
     }
 

@@ -161,7 +161,7 @@ impl RoutingPlan {
             }
             Known::Owner(ownership) => Action::Relay(ownership),
             Known::Unowned if is_consistent => Action::Serve,
-            Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::Inconsistent),
+            Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::OwnerUnknown),
         }
     }
 
@@ -197,7 +197,7 @@ impl RoutingPlan {
         match lease {
             LeaseState::Expired => Action::Claim(owner, Cause::LeaseLapsed),
             LeaseState::Alive => self.refuse(Refusal::OwnerUnreachable),
-            LeaseState::NoAnswer => self.refuse(Refusal::Inconsistent),
+            LeaseState::NoAnswer => self.refuse(Refusal::OwnerUnknown),
         }
     }
 
@@ -223,8 +223,8 @@ impl RoutingPlan {
         self.claims += 1;
         match claimed {
             _ if self.may_have_started => Action::Refuse(Refusal::ConnectionLost),
-            Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
-            Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
+            Claimed::NoAnswer => Action::Refuse(Refusal::OwnerUnknown),
+            Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::OwnerUnknown),
             _ if !is_intact => Action::Refuse(Refusal::SessionMoved),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,

@@ -173,7 +173,7 @@ impl Router {
         {
             return refusals::no_session();
         }
-        self.reject(Refusal::Inconsistent)
+        self.reject(Refusal::OwnerUnknown)
     }
 
     /// Abandons a session if too many attempts to restore it have failed. Returns `true` if it did.
@@ -281,7 +281,7 @@ impl Router {
                 }
                 // The owner's answer may predate a claim that the directory has lost.
                 Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
-                    Action::Refuse(Refusal::Inconsistent)
+                    Action::Refuse(Refusal::OwnerUnknown)
                 }
                 Action::CheckLease(ownership) => {
                     plan.on_lease(ownership, self.lease_state(ownership.owner).await)
@@ -393,7 +393,7 @@ impl Router {
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.
-            return Reclaimed::Refused(Refusal::Inconsistent);
+            return Reclaimed::Refused(Refusal::OwnerUnknown);
         }
         let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_RECLAIMS {
@@ -403,7 +403,7 @@ impl Router {
                 // The session does not exist, so the application responds accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => {
-                    return Reclaimed::Refused(Refusal::Inconsistent);
+                    return Reclaimed::Refused(Refusal::OwnerUnknown);
                 }
             };
             let claimed = self.claim(session, current).await;

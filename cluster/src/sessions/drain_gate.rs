@@ -55,20 +55,20 @@ impl DrainGate {
         self.state().in_flight == 0
     }
 
-    /// Closes the gate if no request is in flight and `is_idle` returns `true`.
+    /// Closes the gate if no request is in flight and `may_close` returns `true`.
     ///
     /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it already was.
-    pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
-        let before = *self.state();
-        if before.is_closed {
+    pub(crate) fn close_if_idle(&self, may_close: impl FnOnce() -> bool) -> bool {
+        let snapshot = *self.state();
+        if snapshot.is_closed {
             return true;
         }
-        if before.in_flight > 0 || !is_idle() {
+        if snapshot.in_flight > 0 || !may_close() {
             return false;
         }
         let is_closed = {
             let mut state = self.state();
-            state.is_closed |= state.entries == before.entries;
+            state.is_closed |= state.entries == snapshot.entries;
             state.is_closed
         };
         self.notify_changed();
@@ -76,15 +76,15 @@ impl DrainGate {
     }
 
     /// Closes the gate once it is idle. Returns as soon as this task or another one has closed it.
-    pub(crate) async fn close_when_idle(&self, is_idle: impl Fn() -> bool) {
-        wait_until(&self.changed, || self.close_if_idle(&is_idle)).await;
+    pub(crate) async fn close_when_idle(&self, may_close: impl Fn() -> bool) {
+        wait_until(&self.changed, || self.close_if_idle(&may_close)).await;
     }
 
-    /// Waits until the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
-    pub(crate) async fn wait_until_idle(&self, is_idle: impl Fn() -> bool) {
+    /// Waits until the gate is closed, or is idle and `may_close` returns `true`. Does not close it.
+    pub(crate) async fn wait_until_idle(&self, may_close: impl Fn() -> bool) {
         let is_done = || {
-            let before = *self.state();
-            before.is_closed || before.in_flight == 0 && is_idle()
+            let snapshot = *self.state();
+            snapshot.is_closed || snapshot.in_flight == 0 && may_close()
         };
         wait_until(&self.changed, is_done).await;
     }

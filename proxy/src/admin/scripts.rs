@@ -78,7 +78,7 @@ async fn cancel(
         return (StatusCode::BAD_REQUEST, error(text));
     };
     if !page.matches_process(parameters.process.as_deref()) {
-        let text = "the call belonged to another process of the proxy";
+        let text = "the call belonged to a different proxy process";
         return (StatusCode::CONFLICT, error(text));
     }
     let id = id.map_or_else(|_| String::new(), |Path(id)| id);

@@ -144,8 +144,8 @@ pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
         return None;
     }
     Some(if arg.contains("://") {
-        "a URL comes after --upstream: mcp-cancel-proxy [OPTIONS] --upstream <URL>"
+        "a URL must follow --upstream: mcp-cancel-proxy [OPTIONS] --upstream <URL>"
     } else {
-        "a command comes after `--`: mcp-cancel-proxy [OPTIONS] -- <COMMAND>... (and a value that contains blanks must be quoted)"
+        "a command must follow `--`: mcp-cancel-proxy [OPTIONS] -- <COMMAND>... (values that contain spaces must be quoted)"
     })
 }

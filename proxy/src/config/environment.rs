@@ -63,7 +63,7 @@ fn parse_switch(value: &OsStr) -> Result<bool, String> {
     match value.to_str() {
         Some("true" | "1") => Ok(true),
         Some("false" | "0") => Ok(false),
-        _ => Err("it must be true or false".to_owned()),
+        _ => Err("must be true or false".to_owned()),
     }
 }
 
@@ -86,7 +86,7 @@ fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
         .map(|name| format!(", did you mean {PREFIX}{name}?"))
         .unwrap_or_default();
     Some(format!(
-        "the environment variable {variable} is not an option{nearest}"
+        "the environment variable {variable} does not match any option{nearest}"
     ))
 }
 

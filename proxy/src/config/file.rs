@@ -81,7 +81,7 @@ impl File {
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
-            "`command` is not run by a shell: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
+            "`command` is not run by a shell: use a list, for example command = [\"npx\", \"-y\", \"some-server\"]"
                 .to_owned(),
         );
     }

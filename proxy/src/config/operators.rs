@@ -15,7 +15,7 @@ const MIN_TOKEN: usize = 16;
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Operators {
-    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (with --admin)
+    /// Bearer token that lets scripts see and cancel calls; set it in the environment or the file (requires --admin)
     #[arg(
         long,
         env = "MCP_PROXY_ADMIN_TOKEN",
@@ -25,7 +25,7 @@ pub struct Operators {
     )]
     pub admin_token: Option<AdminToken>,
 
-    /// Make /readyz return 503 while the upstream accepts no connections (with --admin and --upstream)
+    /// Make /readyz return 503 while the upstream is not accepting connections (requires --admin and --upstream)
     #[arg(long, env = "MCP_PROXY_READY_UPSTREAM")]
     pub ready_upstream: bool,
 }
@@ -44,12 +44,13 @@ impl AdminToken {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
         if !token.trim_end_matches('=').bytes().all(is_valid) {
             return Err(
-                "a token may only contain letters, digits and -._~+/, with = at its end".to_owned(),
+                "a token may only contain letters, digits and -._~+/, and may end with ="
+                    .to_owned(),
             );
         }
         if token.len() < MIN_TOKEN {
             return Err(format!(
-                "a token needs at least {MIN_TOKEN} characters, such as the output of `openssl rand -hex 32`"
+                "a token must have at least {MIN_TOKEN} characters (for example, the output of `openssl rand -hex 32`)"
             ));
         }
         Ok(Self(token.into()))

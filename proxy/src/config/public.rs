@@ -10,8 +10,8 @@ use super::{ConfigError, value};
 /// The options for the public URL, and for the reverse proxies in front of this proxy.
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
-pub struct Public {
-    /// URL at which clients reach the proxy, such as https://mcp.example.com, which replaces the upstream's in the OAuth metadata and challenges that clients read (with --upstream)
+pub struct PublicOptions {
+    /// URL at which clients reach the proxy, such as https://mcp.example.com. Replaces the upstream URL in the OAuth metadata and challenges that clients read (requires --upstream)
     #[allow(
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
@@ -19,7 +19,7 @@ pub struct Public {
     #[arg(long, env = "MCP_PROXY_PUBLIC_URL", value_name = "URL", value_parser = public_url)]
     pub public_url: Option<Uri>,
 
-    /// Address or network of a reverse proxy whose Forwarded and X-Forwarded-* headers are trusted, such as 10.0.0.0/8 (with --upstream)
+    /// Address or network of a reverse proxy, such as 10.0.0.0/8, whose Forwarded and X-Forwarded-* headers are trusted (requires --upstream)
     #[arg(
         long,
         env = "MCP_PROXY_TRUST_FORWARDED",
@@ -34,12 +34,12 @@ pub struct Public {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
-    bits: u8,
+    prefix_len: u8,
 }
 
-// === impl Public ===
+// === impl PublicOptions ===
 
-impl Public {
+impl PublicOptions {
     /// Checks that the public URL has either the upstream's path or none.
     ///
     /// Any other path would be wrong, because the proxy does not change paths.
@@ -52,7 +52,7 @@ impl Public {
             return Ok(());
         }
         Err(ConfigError::Usage(format!(
-            "--public-url has the path {public}, and --upstream has {upstream}: the proxy does not change paths, so they must be equal"
+            "the path of --public-url ({public}) must match that of --upstream ({upstream}), because the proxy does not rewrite paths"
         )))
     }
 }
@@ -66,25 +66,31 @@ impl Network {
     /// bits long.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let invalid =
-            || format!("`{text}` is not an address or a network such as 127.0.0.1 or 10.0.0.0/8");
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| invalid())?)),
+        let invalid = || {
+            format!(
+                "`{text}` is not an IP address or network (expected, for example, 127.0.0.1 or 10.0.0.0/8)"
+            )
+        };
+        let (address, prefix_len) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length.parse().map_err(|_| invalid())?)),
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| invalid())?;
-        let max_bits = if address.is_ipv4() { 32 } else { 128 };
-        let bits: u8 = bits.unwrap_or(max_bits);
-        if bits > max_bits {
+        let max_len = if address.is_ipv4() { 32 } else { 128 };
+        let prefix_len: u8 = prefix_len.unwrap_or(max_len);
+        if prefix_len > max_len {
             return Err(invalid());
         }
         // The first 96 bits are the same in all IPv4-mapped addresses.
-        match (address.to_canonical(), bits.checked_sub(96)) {
-            (IpAddr::V4(address), Some(bits)) if max_bits == 128 => Ok(Self {
+        match (address.to_canonical(), prefix_len.checked_sub(96)) {
+            (IpAddr::V4(address), Some(prefix_len)) if max_len == 128 => Ok(Self {
                 address: address.into(),
-                bits,
+                prefix_len,
             }),
-            _ => Ok(Self { address, bits }),
+            _ => Ok(Self {
+                address,
+                prefix_len,
+            }),
         }
     }
 
@@ -92,23 +98,24 @@ impl Network {
     ///
     /// An IPv4-mapped IPv6 address is treated as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        let (a, b, max_bits) = match (self.address, address.to_canonical()) {
+        let (a, b, max_len) = match (self.address, address.to_canonical()) {
             (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
             (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
             _ => return false,
         };
         let difference: u128 = a ^ b;
-        let ignored = max_bits - u32::from(self.bits);
+        let ignored = max_len - u32::from(self.prefix_len);
         difference.checked_shr(ignored).is_none_or(|rest| rest == 0)
     }
 }
 
 /// Parses the value of `--public-url`.
 fn public_url(text: &str) -> Result<Uri, String> {
-    let uri = value::upstream(text)
-        .map_err(|_| format!("`{text}` is not a URL such as https://mcp.example.com"))?;
+    let uri = value::upstream(text).map_err(|_| {
+        format!("`{text}` is not a valid URL (expected, for example, https://mcp.example.com)")
+    })?;
     if uri.query().is_some() || text.contains('#') {
-        return Err(format!("`{text}` has a query or a fragment"));
+        return Err(format!("`{text}` must not have a query or fragment"));
     }
     Ok(uri)
 }

@@ -54,13 +54,13 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
         return Err(format!("`{text}` is more than a year"));
     }
     if time.is_zero() {
-        return Err("a time must be longer than zero".to_owned());
+        return Err("must be longer than zero".to_owned());
     }
     Ok(time)
 }
 
 fn not_a_time(text: &str) -> String {
-    format!("`{text}` is not a time such as 20s, 500ms, 30m or 1h")
+    format!("`{text}` is not a valid time (expected, for example, 20s, 500ms, 30m or 1h)")
 }
 
 /// Parses a time, or `off` for no limit.
@@ -85,7 +85,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
             let grace = time(as_time).map_err(|error| {
                 if error == not_a_time(as_time) {
                     format!(
-                        "`{text}` is not a grace period: auto, immediate, never, a time such as 20s, or always=20s"
+                        "`{text}` is not a valid grace period (expected auto, immediate, never, a time such as 20s, or always=20s)"
                     )
                 } else {
                     error
@@ -113,7 +113,7 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
     let separator = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = separator
         .and_then(|separator| text.split_at_checked(separator))
-        .ok_or("it must be TOOL=GRACE, such as report=1h")?;
+        .ok_or("expected TOOL=GRACE, for example report=1h")?;
     Ok((
         tool(tool_name)?,
         grace(rest.trim_start_matches('=').trim())?,
@@ -122,7 +122,11 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
 
 /// Parses a number of bytes, with or without a unit.
 pub(super) fn size(text: &str) -> Parsed<usize> {
-    let invalid = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
+    let invalid = || {
+        format!(
+            "`{text}` is not a valid size (expected, for example, 65536, 512KiB, 64MiB or 1GiB)"
+        )
+    };
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let number: usize = digits.parse().map_err(|_| invalid())?;
     let shift = match text.get(digits.len()..).unwrap_or_default() {
@@ -139,7 +143,7 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
-        return Err("it must be at least 1MiB, the size of one stream".to_owned());
+        return Err("must be at least 1MiB, the size of one stream".to_owned());
     }
     Ok(size)
 }
@@ -149,8 +153,7 @@ pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     let time = time(text)?;
     if time < MIN_COMMIT_AFTER {
         return Err(
-            "it must be at least 250ms, so that fast refusals are passed through unchanged"
-                .to_owned(),
+            "must be at least 250ms, so that fast refusals are passed through unchanged".to_owned(),
         );
     }
     Ok(time)
@@ -159,7 +162,7 @@ pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
 /// Parses the value of `--max-sessions`, which must not be zero.
 pub(super) fn sessions(text: &str) -> Parsed<usize> {
     match text.parse() {
-        Ok(0) => Err("it must be at least 1: each client has a session".to_owned()),
+        Ok(0) => Err("must be at least 1, because each client has a session".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err(format!("`{text}` is not a number")),
     }
@@ -168,13 +171,14 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
 /// Parses the URL of an http or https server. The URL must not contain a user name.
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     // The error does not repeat the text, because it may contain a secret.
-    let invalid = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
+    let invalid =
+        || "not a valid server URL (expected, for example, http://127.0.0.1:9000/mcp)".to_owned();
     let uri: Uri = text.parse().map_err(|_| invalid())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = uri.authority().filter(|_| is_http).ok_or_else(invalid)?;
     if authority.as_str().contains('@') {
         return Err(
-            "a password in a URL appears in logs: use --header 'authorization: Basic ...'"
+            "a password in the URL would appear in logs: use --header 'authorization: Basic ...'"
                 .to_owned(),
         );
     }
@@ -196,8 +200,11 @@ fn is_complete(authority: &Authority) -> bool {
 
 /// Parses an address to listen on. A port on its own means 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
-    let invalid =
-        || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
+    let invalid = || {
+        format!(
+            "`{text}` is not a valid address to listen on (expected, for example, 8000 or 127.0.0.1:8000)"
+        )
+    };
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -217,17 +224,22 @@ pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
     bare.parse().map_err(|_| {
-        format!("`{text}` is not an IP address such as 127.0.0.1 or 0.0.0.0 (host names belong to --allow-host)")
+        format!("`{text}` is not a valid IP address (expected, for example, 127.0.0.1 or 0.0.0.0; host names belong in --allow-host)")
     })
 }
 
 /// Parses a host, and returns it in lower case.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
-    let invalid =
-        || format!("`{text}` is not a host such as mcp.example.com or mcp.example.com:8443");
+    let invalid = || {
+        format!(
+            "`{text}` is not a valid host (expected, for example, mcp.example.com or mcp.example.com:8443)"
+        )
+    };
     if text.contains('*') {
-        return Err(format!("`{text}` has a wildcard: name each host"));
+        return Err(format!(
+            "`{text}` contains a wildcard: list each host instead"
+        ));
     }
     let authority: Authority = text.parse().map_err(|_| invalid())?;
     if authority.as_str().contains('@') || !is_complete(&authority) {
@@ -249,9 +261,13 @@ pub(super) fn host(text: &str) -> Parsed<String> {
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {
-        return Err(format!("`{text}` has a wildcard: name each origin"));
+        return Err(format!(
+            "`{text}` contains a wildcard: list each origin instead"
+        ));
     }
-    let invalid = || format!("`{text}` is not an origin such as https://app.example.com");
+    let invalid = || {
+        format!("`{text}` is not a valid origin (expected, for example, https://app.example.com)")
+    };
     let uri: Uri = text.parse().map_err(|_| invalid())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
         (Some(_), Some(authority), "/" | "", None) if is_complete(authority) => {
@@ -283,7 +299,7 @@ pub(crate) fn normal_origin(origin: &Uri) -> String {
 ///
 /// A header that the proxy sets itself is an error.
 pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
-    let (name, value) = text.split_once(':').ok_or("it must be NAME: VALUE")?;
+    let (name, value) = text.split_once(':').ok_or("expected NAME: VALUE")?;
     let name: HeaderName = name
         .trim()
         .parse()
@@ -308,7 +324,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
 
 /// Parses an environment variable.
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
-    let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     if name.is_empty() || text.contains('\0') {
         Err("the variable's name is invalid".to_owned())
     } else {

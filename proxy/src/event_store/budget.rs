@@ -62,7 +62,7 @@ pub(crate) enum Exhausted {
     /// The session's budget.
     Session,
     /// The budget shared by all sessions.
-    All,
+    Global,
 }
 
 // === impl Limits ===
@@ -128,7 +128,7 @@ impl Budget {
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_bytes);
         let Some(parent) = &self.parent else {
-            return reserved.map(|_| ()).map_err(|_| Exhausted::All);
+            return reserved.map(|_| ()).map_err(|_| Exhausted::Global);
         };
         reserved.map_err(|_| Exhausted::Session)?;
         parent.try_reserve(bytes).inspect_err(|_| {
@@ -147,18 +147,18 @@ impl Budget {
 // === impl Reservation ===
 
 impl Reservation {
-    /// Reserves `by` more bytes, or none if a budget does not have room for all of them.
-    pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
-        self.budget.try_reserve(by)?;
-        self.bytes += by;
+    /// Reserves `additional` bytes, or none if a budget does not have room for all of them.
+    pub(crate) fn grow(&mut self, additional: usize) -> Result<(), Exhausted> {
+        self.budget.try_reserve(additional)?;
+        self.bytes += additional;
         Ok(())
     }
 
-    /// Releases `by` bytes, or all of them if fewer are reserved.
-    pub(crate) fn shrink(&mut self, by: usize) {
-        let by = by.min(self.bytes);
-        self.bytes -= by;
-        self.budget.release(by);
+    /// Releases `bytes` bytes, or all of them if fewer are reserved.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.release(bytes);
     }
 
     /// Grows or shrinks to `bytes`. If a budget has no room to grow, nothing changes.
@@ -194,7 +194,7 @@ mod tests {
         let (mut a, mut b) = (session.reservation(), other.reservation());
         assert_eq!(a.grow(60), Ok(()));
         assert_eq!(a.grow(1), Err(Exhausted::Session));
-        assert_eq!(b.grow(41), Err(Exhausted::All));
+        assert_eq!(b.grow(41), Err(Exhausted::Global));
         assert_eq!((session.used(), other.used(), total.used()), (60, 0, 60));
         assert_eq!(b.grow(40), Ok(()));
         drop(a);

@@ -394,7 +394,7 @@ impl fmt::Debug for Stream {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the stream has ended or has no room")
+        f.write_str("the stream has ended or is full")
     }
 }
 

@@ -92,7 +92,7 @@ async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Resu
         .map(|address| Box::pin(TcpStream::connect(address)))
         .collect();
     if attempts.is_empty() {
-        return Err(io::Error::other("the host has no address"));
+        return Err(io::Error::other("the host name has no addresses"));
     }
     let (_closed, _others) = select_ok(attempts).await?;
     Ok(())

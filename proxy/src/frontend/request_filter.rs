@@ -80,19 +80,19 @@ impl RequestFilter {
         }
         let unreadable = (
             StatusCode::BAD_REQUEST,
-            "the request must have one readable Host\n",
+            "the request must have exactly one valid Host\n",
         );
         let host = host(request).ok_or(unreadable)?;
         if !self.is_own_host(&host) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "this Host is not one of this proxy's names, see --allow-host\n",
+                "this Host is not allowed (see --allow-host)\n",
             ));
         }
         if !self.allows_origin(&request.headers) {
             return Err((
                 StatusCode::FORBIDDEN,
-                "pages from this Origin may not call the server, see --allow-origin\n",
+                "this Origin is not allowed (see --allow-origin)\n",
             ));
         }
         if length(&request.headers).is_some_and(|length| length > body_size as u64) {

@@ -13,7 +13,7 @@ use http::{
 use mcp_cancel_on_disconnect::socket::Peer;
 
 use crate::{
-    config::{Network, Public},
+    config::{Network, PublicOptions},
     frontend::RequestFilter,
     headers::exactly_one,
     origin::{ClientConnection, Connection, Origin},
@@ -58,7 +58,7 @@ pub(super) struct Forwarded {
 // === impl Forwarded ===
 
 impl Forwarded {
-    pub(super) fn new(options: &Public, filter: RequestFilter) -> Self {
+    pub(super) fn new(options: &PublicOptions, filter: RequestFilter) -> Self {
         Self {
             public: options.public_url.as_ref().and_then(Origin::of),
             trusted: options.trust_forwarded.clone(),
@@ -118,7 +118,7 @@ impl Forwarded {
 ///
 /// Headers spelled with underscores are always stripped. No proxy sends them, and some servers treat `_` as `-`.
 fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
-    let must_be_removed = |name: &HeaderName| {
+    let should_strip = |name: &HeaderName| {
         let is_known = || UNTRUSTED.iter().any(|known| is_same_variable(name, known));
         if UNTRUSTED.contains(name) {
             !is_trusted
@@ -128,7 +128,7 @@ fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
     };
     let names: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| must_be_removed(name))
+        .filter(|name| should_strip(name))
         .cloned()
         .collect();
     for name in names {

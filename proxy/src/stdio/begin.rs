@@ -106,7 +106,7 @@ impl Stdio {
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
                 if is_resource_exhausted(&error) {
                     tracing::error!("cannot start a session process because the system is out of resources: {error}");
-                    return no_room("the proxy cannot start another process now");
+                    return no_room("the proxy cannot start another process right now");
                 }
                 inner.restart_backoff().record_crash(Instant::now());
                 tracing::error!("cannot start `{}`: {error}", inner.options.program);
@@ -165,7 +165,9 @@ impl Inner {
         *last = Some(now);
         drop(last);
         let max_sessions = self.options.max_sessions;
-        tracing::warn!("session limit reached (--max-sessions {max_sessions}), a client got 503");
+        tracing::warn!(
+            "session limit reached (--max-sessions {max_sessions}), refused a client with 503"
+        );
     }
 }
 

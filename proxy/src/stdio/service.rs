@@ -236,7 +236,7 @@ impl Stdio {
                     .unwrap_or_else(|refused| *refused);
             }
             (None, _) => {
-                let text = "a request without a session: send initialize first, and then the Mcp-Session-Id from its response";
+                let text = "the request has no session: send initialize first, then include the Mcp-Session-Id from its response";
                 return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
             }
             (_, Some(session)) => session,
@@ -290,7 +290,7 @@ impl Stdio {
             .to_str()
             .ok()
             .and_then(|last| self.0.store.resume(id, last));
-        resumed.unwrap_or_else(|| bad("Last-Event-ID does not name an event of this session"))
+        resumed.unwrap_or_else(|| bad("Last-Event-ID does not refer to an event in this session"))
     }
 
     fn delete(&self, headers: &HeaderMap) -> Response<Body> {
@@ -374,16 +374,16 @@ impl<'a> Head<'a> {
     fn from_headers(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
             session: single(headers, &SESSION_ID)
-                .map_err(|_| "the request must have at most one readable Mcp-Session-Id")?,
+                .map_err(|_| "the request has a repeated or invalid Mcp-Session-Id")?,
             revision: single(headers, &PROTOCOL_VERSION)
-                .map_err(|_| "the request must have at most one readable MCP-Protocol-Version")?,
+                .map_err(|_| "the request has a repeated or invalid MCP-Protocol-Version")?,
         })
     }
 
     /// Returns the request's session id, which is required.
     fn required_session(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
         let session = Self::from_headers(headers)?.session;
-        session.ok_or("a request without a session")
+        session.ok_or("the request has no session")
     }
 }
 
@@ -408,13 +408,10 @@ pub(super) fn send_error_response(id: Option<&str>, reason: SendError) -> Respon
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match reason {
         // Don't repeat the id, which can have any length.
-        SendError::BadId => bad(
-            None,
-            "the id must be a string or a number, and not longer than 1 KiB",
-        ),
+        SendError::BadId => bad(None, "the id must be a string or a number of at most 1 KiB"),
         SendError::IdInUse => bad(
             id,
-            "the id is in use: the server has not answered an earlier request with it",
+            "the id is in use: the server has not yet answered an earlier request with the same id",
         ),
         SendError::Busy => refusal::busy(
             id,
@@ -445,6 +442,6 @@ fn not_a_message(line: &[u8]) -> Response<Body> {
             bad(INVALID_REQUEST, "batches are not supported")
         }
         Some(Ok(_)) => bad(INVALID_REQUEST, "the body is not a JSON-RPC message"),
-        Some(Err(_)) | None => bad(PARSE_ERROR, "the body is not JSON in UTF-8"),
+        Some(Err(_)) | None => bad(PARSE_ERROR, "the body is not valid UTF-8 JSON"),
     }
 }

@@ -54,7 +54,7 @@ const CANCELLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The error for a call whose answer is still waiting for room when the session ends.
 const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
-const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
+const UNREADABLE: &str = "the MCP server's answer is not valid UTF-8 JSON";
 
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
@@ -209,7 +209,7 @@ impl Session {
             .and_then(|text| Message::read(text.as_bytes()))
             .filter(|message| message.has_version);
         let Some(message) = message else {
-            rate.log_unparsed(&self.log_id, "a line that is not a message", &text);
+            rate.log_unparsed(&self.log_id, "a non-message line", &text);
             if let Some(call) = Scanner::of(&text).answers_with_version() {
                 self.on_answer_lost(&call, UNREADABLE);
             }
@@ -243,7 +243,7 @@ impl Session {
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Dropped => {
-                return debug!(mcp.session.id = %self.log_id, "dropped a message from the MCP server that belongs to no open call");
+                return debug!(mcp.session.id = %self.log_id, "dropped a message from the MCP server that does not belong to any open call");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));

@@ -165,7 +165,7 @@ async fn a_proxy_is_ready_while_its_server_accepts_connections() {
 
     let reply = get(admin, "/readyz").await;
     assert_eq!(reply.status, 503);
-    assert!(reply.text().contains("accepts no connections"));
+    assert!(reply.text().contains("is not accepting connections"));
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(
         get(bare_admin, "/readyz").await.status,

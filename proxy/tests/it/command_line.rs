@@ -61,33 +61,36 @@ fn a_wrong_option_is_reported_with_the_nearest_one() {
         ("--keep-alive=soon", "20s, 500ms, 30m or 1h"),
         ("--buffer=1MB", "64MiB"),
         ("--tool-grace=report", "TOOL=GRACE"),
-        ("--listen=here", "such as 8000 or 127.0.0.1:8000"),
-        ("--host=example.com", "host names belong to --allow-host"),
+        ("--listen=here", "for example, 8000 or 127.0.0.1:8000"),
+        ("--host=example.com", "host names belong in --allow-host"),
         ("--session-timeout=1e19s", "more than a year"),
-        ("--allow-host=*", "name each host"),
-        ("--allow-host=*.example.com", "name each host"),
-        ("--allow-origin=*", "name each origin"),
-        ("http://127.0.0.1:9000/mcp", "a URL comes after --upstream"),
-        ("npx", "a command comes after `--`"),
+        ("--allow-host=*", "list each host"),
+        ("--allow-host=*.example.com", "list each host"),
+        ("--allow-origin=*", "list each origin"),
+        ("http://127.0.0.1:9000/mcp", "a URL must follow --upstream"),
+        ("npx", "a command must follow `--`"),
         ("--upstream=127.0.0.1:9000", "http://127.0.0.1:9000/mcp"),
         ("--upstream=http://me:secret@host/mcp", "--header"),
         ("--allow-origin=example.com", "https://app.example.com"),
         (
             "--upstream=http://127.0.0.1:99999/mcp",
-            "this is not the URL",
+            "not a valid server URL",
         ),
         (
             "--upstream=http://127.0.0.1:9000x/mcp",
-            "this is not the URL",
+            "not a valid server URL",
         ),
-        ("--upstream=http://127.0.0.1:/mcp", "this is not the URL"),
-        ("--upstream=http://[::1]:99999/mcp", "this is not the URL"),
-        ("--upstream=http://:9000/mcp", "this is not the URL"),
-        ("--allow-host=example.com:99999", "is not a host"),
-        ("--allow-host=:80", "is not a host"),
-        ("--allow-origin=https://a:99999", "is not an origin"),
+        ("--upstream=http://127.0.0.1:/mcp", "not a valid server URL"),
+        (
+            "--upstream=http://[::1]:99999/mcp",
+            "not a valid server URL",
+        ),
+        ("--upstream=http://:9000/mcp", "not a valid server URL"),
+        ("--allow-host=example.com:99999", "is not a valid host"),
+        ("--allow-host=:80", "is not a valid host"),
+        ("--allow-origin=https://a:99999", "is not a valid origin"),
         ("--commit-after=100ms", "at least 250ms"),
-        ("--kill-after=5s", "for a command"),
+        ("--kill-after=5s", "requires a command"),
         ("--listen=0.0.0.0:0", "--allow-host"),
         (
             "--admin=127.0.0.1:8000",
@@ -182,7 +185,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
     for (variable, value, hint) in [
         ("MCP_PROXY_GRACE", "20", "auto, immediate, never, a time"),
         ("MCP_PROXY_NO_RESUMABLE", "perhaps", "true or false"),
-        ("MCP_PROXY_LISTEN", "here", "not an address"),
+        ("MCP_PROXY_LISTEN", "here", "not a valid address"),
         (
             "MCP_PROXY_CONFIG",
             "/nowhere.toml",
@@ -296,7 +299,7 @@ fn a_command_in_the_file_may_be_a_string() {
     let file = File::new("shell", "command = \"sh -c 'exit'\"\n");
     let message = error_of(&[&file.option()]);
     assert!(
-        message.contains("`command` is not run by a shell: write a list"),
+        message.contains("`command` is not run by a shell: use a list"),
         "{message}"
     );
 }
@@ -487,7 +490,7 @@ fn a_flag_overrides_the_environment_which_overrides_the_file() {
             line.contains(&format!("in front of {expected}, which")),
             "{line}"
         );
-        assert!(line.contains("a disconnect cancels no call"), "{line}");
+        assert!(line.contains("a disconnect never cancels a call"), "{line}");
     }
 }
 

@@ -23,7 +23,7 @@ async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
         assert_eq!(reply.headers["content-type"], "application/json");
         let expected = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32000,"#);
         assert!(reply.text().starts_with(&expected), "{}", reply.text());
-        assert!(reply.text().contains("cannot be reached"));
+        assert!(reply.text().contains("is unreachable"));
     }
 }
 
@@ -74,7 +74,7 @@ async fn the_wait_for_a_tls_handshake_is_limited() {
     let get = Request::new("GET", "/mcp").header("accept", "text/event-stream");
     let (reply, _silent) = tokio::join!(Connection::fetch(proxy.addr, &get), listener.accept());
     assert_eq!(reply.status, 502);
-    assert!(reply.text().contains("cannot be reached"));
+    assert!(reply.text().contains("is unreachable"));
 }
 
 #[tokio::test]

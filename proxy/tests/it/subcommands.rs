@@ -74,7 +74,7 @@ fn health_is_1_for_a_server_that_never_answers_or_answers_with_an_error() {
     let addr = silent.local_addr().expect("an address").to_string();
     let (code, text) = run(&["health", "--admin", &addr]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("no answer within 3s"), "{text}");
+    assert!(text.contains("no response within 3s"), "{text}");
 
     let served = std::thread::spawn(move || {
         // The first connection is the client's above.
@@ -120,7 +120,7 @@ fn the_manual_page_has_every_option_and_sub_command() {
         "MCP_PROXY_UPSTREAM",
         "health",
         "completions",
-        "orphaned calls are cancelled",
+        "cancels orphaned calls",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
@@ -183,7 +183,7 @@ fn a_server_may_have_the_name_of_a_sub_command() {
     // Only the first argument can be a subcommand.
     let (code, text) = run(&["--upstream=http://127.0.0.1:1/", "health"]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("a command comes after `--`"), "{text}");
+    assert!(text.contains("a command must follow `--`"), "{text}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ async fn an_answer_that_cannot_be_read_ends_its_call_with_an_error() {
             rest[0].contains(&format!(r#""id":{id},"error""#)),
             "{rest:?}"
         );
-        assert!(rest[0].contains("not JSON in UTF-8"), "{rest:?}");
+        assert!(rest[0].contains("not valid UTF-8 JSON"), "{rest:?}");
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) struct CallTimers {
     empty_resumes: u32,
     /// Whether the client may have resumed unobserved. If so, the call is not cancelled when it loses a stream, and no other call
     /// supersedes it.
-    pub(super) is_maybe_resumed: bool,
+    pub(super) may_have_been_resumed: bool,
     /// Number of times the grace period has expired.
     expiry_count: u32,
     /// The end of the last grace period. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
@@ -131,11 +131,11 @@ impl CallTimers {
     pub(super) fn detach(
         &mut self,
         mut state: DetachedState,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
         detachment: Detachment,
     ) -> Option<Instant> {
         let resume_window = state.resume_window(detachment.detached_at());
-        self.empty_resumes = if is_empty_resume {
+        self.empty_resumes = if resumed_without_events {
             self.empty_resumes + 1
         } else {
             0
@@ -289,9 +289,9 @@ impl CallTimers {
     }
 
     /// Lets the call keep running, because its client may have resumed unobserved. If the call is detached, this takes effect at once.
-    pub(super) fn set_maybe_resumed(&mut self, state: DetachedState) {
+    pub(super) fn mark_maybe_resumed(&mut self, state: DetachedState) {
         self.invalidate_expiry();
-        self.is_maybe_resumed = true;
+        self.may_have_been_resumed = true;
         if let Some(detached) = &mut self.detached {
             detached.state = state;
             let resume_window = state.resume_window(detached.detachment.detached_at());

@@ -88,8 +88,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         completion: Completion<A>,
     ) -> Option<Finished> {
         let timers = self.timers_of(id)?;
-        let may_cancel =
-            timers.detached.is_some() && !timers.has_pending_resume() && !timers.is_maybe_resumed;
+        let may_cancel = timers.detached.is_some()
+            && !timers.has_pending_resume()
+            && !timers.may_have_been_resumed;
         may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 

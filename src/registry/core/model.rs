@@ -110,7 +110,7 @@ enum Op {
         call: Pick,
         generation: Generations,
         wait: Waiting,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
         /// Whether a call that must be cancelled now is finished at once.
         end: bool,
     },
@@ -248,10 +248,10 @@ impl Run {
                 call,
                 generation,
                 wait,
-                is_empty_resume,
+                resumed_without_events,
                 end,
             } => self.with_picked(call, |run, id| {
-                run.detach(id, generation, wait, is_empty_resume, end)
+                run.detach(id, generation, wait, resumed_without_events, end)
             }),
             Op::Attach(call) => self.with_picked(call, Self::attach),
             Op::Poll {
@@ -273,8 +273,8 @@ impl Run {
                 run.model.renew_grace(id, run.now);
             }),
             Op::SetMaybeResumed(call) => self.with_picked(call, |run, id| {
-                run.session.set_maybe_resumed(id, unobserved(run.now));
-                run.model.set_maybe_resumed(id, run.now);
+                run.session.mark_maybe_resumed(id, unobserved(run.now));
+                run.model.mark_maybe_resumed(id, run.now);
             }),
             Op::AddBackgroundReader(call) => self.with_picked(call, |run, id| {
                 run.session.add_background_reader(id);
@@ -433,18 +433,18 @@ impl Run {
         id: CallId,
         generation: Generations,
         wait: Waiting,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
         end: bool,
     ) {
         let (generation, resumes) = self.generation(id, generation);
         let wait = wait.to_state(self.now);
         let detachment = Detachment::new(DetachCause::Disconnected, self.now);
-        let detached = self
-            .session
-            .detach(id, generation, wait, is_empty_resume, detachment);
+        let detached =
+            self.session
+                .detach(id, generation, wait, resumed_without_events, detachment);
         let expected = self
             .model
-            .detach(id, resumes, wait, is_empty_resume, detachment);
+            .detach(id, resumes, wait, resumed_without_events, detachment);
         assert_eq!(detached, expected);
         if detached == DetachOutcome::CancelNow && end {
             self.finish(id, None);
@@ -670,7 +670,10 @@ impl Run {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(session.call(*id).copied(), expected);
             assert_eq!(session.detachment(*id), model.detachment(*id));
-            assert_eq!(session.is_maybe_resumed(*id), model.is_maybe_resumed(*id));
+            assert_eq!(
+                session.may_have_been_resumed(*id),
+                model.may_have_been_resumed(*id)
+            );
         }
         for scope in SCOPES {
             let at = scope_of(scope);

@@ -50,18 +50,18 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     ///
     /// The client may have resumed on a stream that is not known to belong to this call. If the call is attached, this takes effect once it
     /// is detached.
-    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
+    pub(crate) fn mark_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
-        entry.timers_mut().set_maybe_resumed(state);
+        entry.timers_mut().mark_maybe_resumed(state);
         self.schedule(id);
         true
     }
 
-    /// Returns `true` if a call keeps running while it is detached. See [`set_maybe_resumed`](Self::set_maybe_resumed).
-    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
+    /// Returns `true` if a call keeps running while it is detached. See [`mark_maybe_resumed`](Self::mark_maybe_resumed).
+    pub(crate) fn may_have_been_resumed(&self, id: CallId) -> bool {
         let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
-        timers.is_some_and(|timers| timers.is_maybe_resumed)
+        timers.is_some_and(|timers| timers.may_have_been_resumed)
     }
 }

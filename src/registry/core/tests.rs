@@ -1127,7 +1127,7 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
 #[test]
 fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
     let (mut session, id, now) = session_with_detached_call("call");
-    session.set_maybe_resumed(id, unobserved(now));
+    session.mark_maybe_resumed(id, unobserved(now));
     assert!(session.expire(now + 60 * SECOND).is_empty());
     assert_eq!(session.len(), 1);
 }

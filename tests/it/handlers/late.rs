@@ -36,7 +36,7 @@ async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
     assert!(setup.witness.ended("cancelled").await.is_completed());
     let refused = within("the result of its request", refusals.recv()).await;
     let error = refused.expect("the handler reports the error");
-    assert!(error.contains("the call is cancelled"), "{error}");
+    assert!(error.contains("the call was cancelled"), "{error}");
     assert_eq!(until_last(&mut standalone).await, [] as [Value; 0]);
     assert_others_are_delivered(&setup, &mcp, &mut standalone).await;
 }

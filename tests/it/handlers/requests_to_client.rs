@@ -129,7 +129,7 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
 
     let error = within("the refusal", refused.recv()).await.expect("sent");
     assert!(
-        error.to_string().contains("the call is cancelled"),
+        error.to_string().contains("the call was cancelled"),
         "{error}"
     );
 }

@@ -102,7 +102,7 @@ impl Log {
             Event::CancelFailed { call, error, .. } => {
                 Happened::CancelFailed(Call::of(call), error.status())
             }
-            Event::UnparsedBody { why, .. } => Happened::UnparsedBody(*why),
+            Event::UnparsedBody { reason, .. } => Happened::UnparsedBody(*reason),
             other => Happened::Other(format!("{other:?}")),
         };
         self.lock().push(happened);

@@ -150,9 +150,9 @@ async fn a_body_that_is_refused_unread_is_not_reported() {
 }
 
 fn unparsed(setup: &Setup) -> Vec<ParseFailure> {
-    let why = |event| match event {
-        EventKind::UnparsedBody(why) => Some(why),
+    let reason = |event| match event {
+        EventKind::UnparsedBody(reason) => Some(reason),
         _ => None,
     };
-    setup.events.all().into_iter().filter_map(why).collect()
+    setup.events.all().into_iter().filter_map(reason).collect()
 }

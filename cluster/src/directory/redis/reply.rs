@@ -82,7 +82,7 @@ pub(super) fn parse_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());
     run.map(BackendRunId::new)
-        .ok_or_else(|| unreadable(&"INFO reports no run_id"))
+        .ok_or_else(|| unreadable(&"INFO does not include a run_id"))
 }
 
 fn unreadable(reason: &dyn Display) -> DirectoryError {

@@ -30,7 +30,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             parse_run(info).unwrap_err().to_string(),
-            "the directory contains a value not written by any instance: INFO reports no run_id"
+            "the directory contains a value not written by any instance: INFO does not include a run_id"
         );
     }
 }

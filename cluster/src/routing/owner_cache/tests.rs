@@ -140,7 +140,7 @@ async fn a_thousand_lookups_run_at_once_and_none_waits_longer_than_the_timeout()
     assert_eq!(directory.request_count("look_up"), MAX_LOOKUPS);
     for answer in lookups {
         let error = answer.await.unwrap().unwrap_err();
-        assert_eq!(error.to_string(), "the directory did not answer in time");
+        assert_eq!(error.to_string(), "the directory did not respond in time");
     }
     assert!(
         started.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),

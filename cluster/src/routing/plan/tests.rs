@@ -61,7 +61,7 @@ fn a_head_decides_at_once_or_requires_a_lookup() {
 
 #[test]
 fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
-    let refused = Action::Refuse(Refusal::Inconsistent);
+    let refused = Action::Refuse(Refusal::OwnerUnknown);
     let rows = [
         (Known::Owner(owner(1)), true, Action::Reclaim),
         (Known::Owner(owner(1)), false, Action::Reclaim),
@@ -143,7 +143,7 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
     let rows = [
         (LeaseState::Expired, claim(Cause::LeaseLapsed)),
         (LeaseState::Alive, unreachable),
-        (LeaseState::NoAnswer, Action::Refuse(Refusal::Inconsistent)),
+        (LeaseState::NoAnswer, Action::Refuse(Refusal::OwnerUnknown)),
     ];
     for (lease, action) in rows {
         assert_eq!(plan(false).on_lease(owner(2), lease), action, "{lease:?}");
@@ -152,7 +152,7 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
 
 #[test]
 fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
-    let not_consistent = Action::Refuse(Refusal::Inconsistent);
+    let not_consistent = Action::Refuse(Refusal::OwnerUnknown);
     let session_moved = Action::Refuse(Refusal::SessionMoved);
     let rows = [
         // claimed, is_consistent, is_intact

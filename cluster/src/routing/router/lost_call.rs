@@ -64,14 +64,14 @@ impl Router {
         if matches!(stored, Ok(None)) {
             let snapshot = directory.look_up(session).await;
             if !snapshot.is_ok_and(|snapshot| self.former_calls_have_ended(session, &snapshot)) {
-                return self.reject(Refusal::Inconsistent);
+                return self.reject(Refusal::OwnerUnknown);
             }
             // Read again, in case the former owner wrote the answer between the first read and the lookup.
             stored = read_answer().await;
         }
         match stored {
             Ok(stored) => lost.answer(accepted, stored.as_ref()),
-            Err(_) => self.reject(Refusal::Inconsistent),
+            Err(_) => self.reject(Refusal::OwnerUnknown),
         }
     }
 

@@ -77,7 +77,7 @@ impl Router {
             RequestKind::Other => true,
         };
         if !can_be_claimed {
-            return TransferOutcome::Answered(self.reject(Refusal::Inconsistent));
+            return TransferOutcome::Answered(self.reject(Refusal::OwnerUnknown));
         }
         match self.presence(&id) {
             Some(presence) => TransferOutcome::ServedHere(request, presence),

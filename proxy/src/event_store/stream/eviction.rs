@@ -94,9 +94,9 @@ impl Stream {
     pub(in crate::event_store) fn grow_reservation(
         &self,
         reservation: &mut Reservation,
-        by: usize,
+        additional: usize,
     ) -> bool {
-        while let Err(exhausted) = reservation.grow(by) {
+        while let Err(exhausted) = reservation.grow(additional) {
             if !self.drop_droppable() && !self.evict_for(exhausted) {
                 return false;
             }
@@ -228,7 +228,7 @@ impl StreamIndex<Stream> {
             Exhausted::Session => {
                 iter::from_fn(|| self.take_evictable()).any(|stream| stream.evict_unless_reading())
             }
-            Exhausted::All => {
+            Exhausted::Global => {
                 let ended_streams = self.ended_streams();
                 ended_streams.is_some_and(|ended_streams| ended_streams.make_room())
             }

@@ -172,7 +172,7 @@ impl Choices<'_> {
                 call: self.pick(),
                 generation: self.generations(),
                 wait: self.waiting(),
-                is_empty_resume: self.one_of(8) == 0,
+                resumed_without_events: self.one_of(8) == 0,
                 end: self.one_of(4) > 0,
             },
             12 => Op::Attach(self.pick()),

@@ -81,7 +81,7 @@ pub(super) struct Call {
     /// Maximum time until its client resumes.
     resume_window: Duration,
     /// Whether the call keeps running when it is detached.
-    is_maybe_resumed: bool,
+    may_have_been_resumed: bool,
     detachment: Option<Detachment>,
     was_postponed: bool,
     /// The times of the rechecks that are due because the grace period was found expired late.
@@ -173,7 +173,7 @@ impl Model {
             streams: vec![0],
             state: None,
             resume_window: Duration::ZERO,
-            is_maybe_resumed: false,
+            may_have_been_resumed: false,
             detachment: None,
             was_postponed: false,
             rechecks: Vec::new(),
@@ -232,7 +232,7 @@ impl Model {
         id: CallId,
         stream: usize,
         state: DetachedState,
-        is_empty_resume: bool,
+        resumed_without_events: bool,
         detachment: Detachment,
     ) -> DetachOutcome {
         let Some(call) = self.get_mut(id) else {
@@ -243,7 +243,7 @@ impl Model {
         if call.streams.len() == before || !call.streams.is_empty() {
             return DetachOutcome::Ignored;
         }
-        call.empty_resumes = if is_empty_resume {
+        call.empty_resumes = if resumed_without_events {
             call.empty_resumes + 1
         } else {
             0
@@ -285,7 +285,7 @@ impl Model {
         };
         call.resumes += 1;
         call.streams.push(call.resumes);
-        call.is_maybe_resumed = false;
+        call.may_have_been_resumed = false;
         call.state = None;
         call.detachment = None;
         call.is_expired = false;
@@ -336,11 +336,11 @@ impl Model {
         }
     }
 
-    pub(super) fn set_maybe_resumed(&mut self, id: CallId, now: Instant) {
+    pub(super) fn mark_maybe_resumed(&mut self, id: CallId, now: Instant) {
         let Some(call) = self.get_mut(id) else {
             return;
         };
-        call.is_maybe_resumed = true;
+        call.may_have_been_resumed = true;
         if call.state.is_some() {
             let state = unobserved(now);
             if let DetachedState::ForgetAt { resume_window, .. } = state {
@@ -351,8 +351,8 @@ impl Model {
         }
     }
 
-    pub(super) fn is_maybe_resumed(&self, id: CallId) -> bool {
-        self.get(id).is_some_and(|call| call.is_maybe_resumed)
+    pub(super) fn may_have_been_resumed(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| call.may_have_been_resumed)
     }
 
     pub(super) fn add_background_reader(&mut self, id: CallId) {
@@ -422,7 +422,7 @@ impl Model {
     /// Rules 3 and 14. Returns `true` if no client has the call, is about to resume it, or may have resumed it unobserved.
     pub(super) fn may_cancel(&self, id: CallId) -> bool {
         self.get(id).is_some_and(|call| {
-            call.state.is_some() && call.pending_resumes == 0 && !call.is_maybe_resumed
+            call.state.is_some() && call.pending_resumes == 0 && !call.may_have_been_resumed
         })
     }
 

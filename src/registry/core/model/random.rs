@@ -99,11 +99,11 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, key)| Op::Rekey(call, key)),
         12 => (pick(), event_ids()).prop_map(|(call, event_ids)| Op::RecordEventId(call, event_ids)),
         16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
-            .prop_map(|(call, generation, wait, is_empty_resume, end)| Op::Detach {
+            .prop_map(|(call, generation, wait, resumed_without_events, end)| Op::Detach {
                 call,
                 generation,
                 wait,
-                is_empty_resume,
+                resumed_without_events,
                 end,
             }),
         6 => pick().prop_map(Op::Attach),

@@ -209,7 +209,7 @@ impl Seen {
             }
             Event::Untracked { call, limit, .. } => (EventKind::Untracked(*limit), Some(call)),
             Event::AnswerEvicted { outcome, .. } => (EventKind::AnswerEvicted(*outcome), None),
-            Event::UnparsedBody { why, .. } => (EventKind::UnparsedBody(*why), None),
+            Event::UnparsedBody { reason, .. } => (EventKind::UnparsedBody(*reason), None),
             other => panic!("unexpected kind of event: {other:?}"),
         };
         Self {
