@@ -82,7 +82,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Attach under the state lock, so that from now on, a cancellation is deferred until the server has received this attempt too.
+        // Attach under the state lock, so that from now on any cancellation is deferred until the server has received this attempt, too.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -127,7 +127,7 @@ impl Exchange {
         self.state().next.upgrade()
     }
 
-    /// Called when the session manager has accepted a call's request. Applies what was deferred until then.
+    /// Called when the session manager has accepted a call's request. Applies whatever was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -156,7 +156,7 @@ impl Exchange {
         self.end_attempt(attachment.id, Attempt::Refused);
     }
 
-    /// Records how an attempt ended. After the last one, applies what was deferred until then.
+    /// Records how an attempt ended. After the last attempt, applies whatever was deferred until then.
     ///
     /// A deferred cancellation is sent only if the server may have accepted at least one attempt.
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
@@ -217,7 +217,7 @@ impl Exchange {
         self.notify_changed();
     }
 
-    /// Cancels the session's older detached calls that `call` repeats.
+    /// Cancels the session's older detached calls that `call` supersedes.
     #[cold]
     fn supersede(&self, call: &CallInfo) {
         let canceller = self.state().canceller.clone();
