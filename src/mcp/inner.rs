@@ -42,7 +42,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// A session manager's state, shared with its calls so that their cancels can be delivered.
+/// A session manager's state, shared with its calls so that their cancellations can be delivered.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -128,9 +128,9 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels a session's calls, removes retained ones, and waits for pending cancellations.
+    /// Cancels a session's calls, removes retained calls, and waits for pending cancellations.
     ///
-    /// This must precede the close: a closed session accepts no cancels, and rmcp would let its handlers run for another 5 s.
+    /// This must happen first: a closed session accepts no cancellations, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let cancels = Exchange::cancel_before_close(self.begin_close(id));
         let pending_cancels = async {
@@ -138,12 +138,12 @@ impl<M> ManagerInner<M> {
                 session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
-        // Each waits for at most one second.
+        // Both wait for at most one second.
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends a restored session's old calls, and removes retained ones. The session keeps its id, and its event ids restart at
-    /// `0/0`, so they could otherwise be mistaken for those of old calls.
+    /// Ends a restored session's old calls and removes retained calls. The session keeps its id, and its event ids restart at
+    /// `0/0`, so they could otherwise be mistaken for an old call's event ids.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -247,7 +247,7 @@ impl<M: SessionManager> ManagerInner<M> {
     ///
     /// This manager's streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an
     /// in-flight call only if it has already sent the answer, or if the client has made up the event id. With an event store,
-    /// neither is certain, because the store can fail.
+    /// neither can be relied on, because the store can fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
@@ -418,7 +418,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The caller waits for the decision before polling this future. Suppressing messages now could hit the other call.
+            // The caller waits for the decision before polling this future. Suppressing messages now could affect the other call.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(

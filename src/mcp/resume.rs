@@ -1,4 +1,4 @@
-//! Answers a resume with the manager's stream, or with the call's retained outcome.
+//! Responds to a resume with the manager's stream or the call's retained outcome.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -40,7 +40,7 @@ type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 /// The manager's reply to a resume, and the permit still held by the resume.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// A permit, and a background reader for the call.
+/// A permit and a background reader for the call.
 ///
 /// The reader is needed because the manager might move the stream from its current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
@@ -128,8 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the id is looked up
-    /// among the most recent ones sent on standalone streams.
+    /// rmcp's own event ids show this, because only the ids of a call's events contain a slash. For other managers, the id is
+    /// looked up among the most recent ids sent on standalone streams.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');

@@ -20,13 +20,14 @@ use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 /// call would be cancelled even though its client had resumed in time.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// The queues of all calls with a pending resume.
 #[derive(Default)]
 pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 
 struct CallQueue {
     /// Has a single permit, which tokio hands out in order of arrival.
     semaphore: Arc<Semaphore>,
-    /// Number of resumes waiting for the permit or holding it. The last one to leave removes the queue.
+    /// Number of resumes waiting for the permit or holding it. The last resume to leave removes the queue.
     len: usize,
 }
 

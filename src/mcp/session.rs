@@ -67,7 +67,7 @@ pub(super) struct Session {
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
     notified: Mutex<Notified>,
-    /// Set when the session is closed for being idle. The future completes once the inner manager has closed the session as well.
+    /// Set when the session is closed for being idle. The future completes once the inner manager has closed the session, too.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct PendingCancelGuard {
     request: RequestId,
 }
 
-/// What a session needs its owner, the session manager, to do: find its calls and close it.
+/// What a session needs from its owner, the session manager: finding its calls and closing it.
 pub(super) trait Owner: Send + Sync {
     /// Returns `true` if a client might still resume one of the session's calls.
     ///
@@ -276,7 +276,7 @@ impl Session {
         let timeout = self.idle_timeouts.shortest();
         if let Some(deadline) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
-            // Never set before, because this is called only once per session.
+            // Always succeeds, because this is called only once per session.
             let _ = self.timer.set(timer.set(deadline, this));
         }
     }
@@ -379,7 +379,7 @@ impl Session {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits up to `limit` for pending cancellations: those for `request`, or all if `None`.
+    /// Waits up to `limit` for pending cancellations: those for `request`, or all of them if it is `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &VecDeque<RequestId>| match request {

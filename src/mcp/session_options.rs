@@ -38,9 +38,9 @@ impl<M> CancellableSessionManager<M> {
     /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions; this option closes
     /// those sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from the
     /// moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts once
-    /// nothing is using the session any more, so not before its calls' grace periods have ended.
+    /// nothing is using the session any more, and therefore not before its calls' grace periods have ended.
     ///
-    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
+    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. After that, they
     /// only send requests, so the timeout must be longer than the pauses between a client's requests. After a longer pause, the
     /// client receives a 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
@@ -85,9 +85,9 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default, so an open standalone stream keeps its session open, even if its client no longer uses the session, or has
     /// disconnected from a proxy that still has the connection open. This option only affects sessions created afterwards. With
-    /// it, a session whose client only listens is closed after the [`idle_timeout`](Self::idle_timeout), which ends the stream,
-    /// so this timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript and Python SDKs do
-    /// not open a new session on their own.
+    /// it, even a session whose client is listening is closed after the [`idle_timeout`](Self::idle_timeout), which ends the
+    /// stream. This timeout must therefore be longer than the pauses between a client's requests. After a 404, the TypeScript and
+    /// Python SDKs do not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

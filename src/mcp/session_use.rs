@@ -1,4 +1,4 @@
-//! Tracks what keeps a session from being idle: requests, and streams being read.
+//! Tracks what keeps a session from being idle: requests and streams being read.
 //!
 //! A request uses its session from the moment the layer receives it (or the manager, if there is no layer) until the response
 //! head is ready. A stream uses its session until it is dropped, even if only a background task is still reading it. Calls

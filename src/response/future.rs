@@ -85,7 +85,8 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set if the call was answered before the inner service returned the response head. A drain waits for this guard.
+        // Set if the call was answered before the inner service returned the response head. A drain waits until this guard has
+        // been dropped.
         delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
@@ -106,7 +107,7 @@ pin_project! {
 /// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
-    /// Either no poll has returned `Pending` yet, or a session manager had already bound the call when one did.
+    /// Either no poll has returned `Pending` yet, or a session manager had already bound the call by then.
     #[default]
     NotStarted,
     /// `None` if no session manager has the session.

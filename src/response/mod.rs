@@ -1,4 +1,4 @@
-//! The response: first its future, then its body.
+//! The response: first the future that resolves to its head, then its body.
 //!
 //! | file | what it is |
 //! |---|---|
