@@ -1,7 +1,7 @@
 //! Handles requests that a middleware sends more than once.
 //!
 //! A middleware between the layer and the session manager can resend a request. Each attempt that the session manager accepts becomes a
-//! stream of the call, or a separate call if the first one has already ended. An attempt affects other calls only once it has been
+//! stream of the call, or a separate call if the first call has already ended. An attempt affects other calls only once it has been
 //! accepted. Until then, an older call with the same id keeps that id, and no call is superseded.
 
 use std::{mem, sync::Arc};
@@ -48,7 +48,7 @@ impl ExchangeState {
 impl Exchange {
     /// Returns `true` if `canceller` has already bound the call.
     ///
-    /// If so, a middleware has resent the request. This compares scopes rather than pointers, because another manager may wrap this one.
+    /// If so, a middleware has resent the request. This compares scopes rather than pointers, because one manager may wrap another.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -59,7 +59,7 @@ impl Exchange {
 
     /// Binds another attempt at sending the same request.
     ///
-    /// The attempt becomes another stream of the call, or a separate call if the first one has ended. Returns `None` if the attempt is
+    /// The attempt becomes another stream of the call, or a separate call if the first call has ended. Returns `None` if the attempt is
     /// not tracked.
     ///
     /// An attempt with a different request id or session means that the request consists of several messages, such as a batch that a
@@ -199,7 +199,7 @@ impl Exchange {
 
     /// Decides which call owns the request id after a contested attempt.
     ///
-    /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
+    /// Called if an older in-flight call has the same id and the attempt was accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

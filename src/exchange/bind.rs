@@ -95,8 +95,12 @@ impl Exchange {
     /// call, and an older in-flight call with the same id keeps that id. The caller must then set whether the call
     /// [waits for a cancellation](Self::set_pending_cancel).
     ///
-    /// The following are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit,
-    /// and a call that has already been answered.
+    /// The following are not tracked:
+    ///
+    /// - `initialize`;
+    /// - a call without a session or with an ambiguous session header;
+    /// - a call over the limit;
+    /// - a call that has already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,

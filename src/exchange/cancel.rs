@@ -262,8 +262,8 @@ impl Exchange {
             return None;
         }
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one binds it later, the cancellation is sent once the server has
-        // accepted the request.
+        // No session manager has bound the call yet, so it has no key. If a session manager binds it later, the cancellation is sent once
+        // the server has accepted the request.
         let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let completion = Completion {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::call::{CallId, Key};
 
-/// An untracked request in progress, and the in-flight call with the same id.
+/// An untracked request in progress and the in-flight call with the same id.
 ///
 /// While this exists, no cancellation of that call is injected.
 pub(crate) struct Contest {

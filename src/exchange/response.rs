@@ -171,6 +171,7 @@ impl Exchange {
             }
             state.is_bound()
         };
+        // The session manager observes the stream itself.
         if is_bound {
             return BodyPlan::Pass;
         }

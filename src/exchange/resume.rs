@@ -112,7 +112,7 @@ impl Resume {
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
-            // Search every scope, because it may not be known yet which one issued the session id.
+            // Search every scope, because it may not be known yet which scope issued the session id.
             let mut calls = session.candidates_for_event(event_id);
             calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls

@@ -73,7 +73,7 @@ impl Signal {
         token
     }
 
-    /// Records that code outside the crate is getting the token and may therefore observe a cancellation.
+    /// Records that code outside the crate is getting the token and may observe a cancellation.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }
@@ -137,7 +137,7 @@ impl Signal {
 // === impl Hooks ===
 
 impl Hooks {
-    /// Adds a hook, or returns it if it is too late to add one.
+    /// Adds a hook, or returns it if the token can no longer fire.
     fn add(&mut self, hook: Hook) -> Option<Hook> {
         match self {
             Self::None => *self = Self::One(hook),

@@ -56,7 +56,7 @@ pub(crate) struct Exchange {
     pub(super) must_parse_body: AtomicBool,
     /// Whether the call's streams have carried event ids, and the last `retry`.
     ///
-    /// `response` packs both into one number.
+    /// The `response` module packs both into a single number.
     pub(super) stream_meta: AtomicU32,
     /// Whether this server has cancelled the call with an error, which becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
@@ -87,7 +87,7 @@ pub(super) enum RequestKind {
     ///
     /// Contains the extensions for its calls (see [`CallInfo::extension`]).
     Post(Option<Arc<Extensions>>),
-    /// A GET with `Last-Event-ID`, for one of its session's streams.
+    /// A GET with `Last-Event-ID`, which may resume one of its session's streams.
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
@@ -338,7 +338,9 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a background task is reading one of the call's streams to see the call end.
+    /// Records that a background task is reading one of the call's streams.
+    ///
+    /// The task keeps reading to find out when the call ends.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

@@ -156,7 +156,7 @@ impl Exchange {
         self.response_waker.register(waker);
     }
 
-    /// Returns the call's JSON-RPC error, once this server has cancelled the call with one.
+    /// Returns the JSON-RPC error with which this server has cancelled the call, if any.
     pub(crate) fn cancellation_error(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;

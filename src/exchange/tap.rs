@@ -157,7 +157,7 @@ impl Tap {
     }
 }
 
-/// Hints that the session manager may not be wrapped, if event ids look like rmcp's.
+/// If an event id looks like rmcp's own, hints that the session manager may not be wrapped.
 fn emit_session_hint(attachment: &Attachment, event_id: &[u8]) {
     let registry = &attachment.exchange.shared.registry;
     let info = attachment.exchange.call(attachment.id);

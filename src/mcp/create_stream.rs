@@ -34,7 +34,7 @@ pub(super) struct CreateStream<F> {
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Declared last, so that the session stays in use until `call` has reported that it was dropped.
+    /// Declared last, so that the session stays in use until `call` has reported being dropped.
     session_use: Option<SessionUse>,
 }
 
@@ -189,7 +189,7 @@ impl Untracked {
         }
     }
 
-    /// Stops tracking any older call with the same id, now that the manager has accepted this one.
+    /// Stops tracking any older call with the same id, now that this call has been accepted.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {

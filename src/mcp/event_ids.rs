@@ -58,7 +58,7 @@ pin_project! {
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
-        // Boxed, because few streams have one.
+        // Boxed, because few streams have a seal.
         seal: Option<Box<Seal>>,
     }
 }

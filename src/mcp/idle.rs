@@ -7,8 +7,8 @@
 //!    another idle timeout, or the touch returns `false`.
 //! 3. A client is considered lost from the moment it disconnects from its last stream until its next request. Streams are
 //!    counted, because the disconnect from an old stream might go unnoticed until after the client has resumed.
-//! 4. Once a client has disconnected from a call that might keep running unobserved, it is never considered lost again, because
-//!    closing the session could end the call's handler.
+//! 4. Once a client has disconnected from a call that might keep running unobserved, the client is never considered lost again,
+//!    because closing the session could end the call's handler.
 
 use std::{
     sync::{Mutex, MutexGuard},

@@ -42,7 +42,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// A session manager's state, shared with its calls so that their cancellations can be delivered.
+/// A session manager's state, shared with its calls to deliver their cancellations.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -60,7 +60,7 @@ pub(super) struct ManagerInner<M> {
     pub(super) hasher: RandomState,
     pub(super) hints: SetupHints,
     pub(super) resume_queue: Arc<ResumeQueue>,
-    /// Whether streams can end before the answer (see [`EarlyStreamEnds`]).
+    /// Whether streams can end before the answer is delivered (see [`EarlyStreamEnds`]).
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -164,7 +164,9 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns `true` if a newer call in the session has the same progress token as this one, or if there are too many to check.
+    /// Returns `true` if a newer call in the session has this call's progress token.
+    ///
+    /// Also returns `true` if there are too many newer calls to check.
     fn is_token_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
         let Some(registry) = self.registry.get() else {
             return false;
@@ -211,7 +213,7 @@ impl<M> ManagerInner<M> {
     ///
     /// An untracked call is not in the registry, so a cancellation cannot find it. Instead, the call has to find the
     /// cancellation, and it must first look up the older call in the registry: a cancellation becomes pending before its call is
-    /// removed from the registry, so one or the other is found.
+    /// removed from the registry, so at least one of the two is found.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -232,8 +234,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if it has joined `registry`: only the
-    /// calls of the joined registry are bound.
+    /// Joins `registry`, unless this manager has already joined another registry. Returns `true` if `registry` has been joined.
+    /// Only the joined registry's calls are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -377,7 +379,7 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may also have sessions opened by other code sharing it, or ones it has restored.
+            // The inner manager may also have sessions opened by other code sharing it, or sessions it has restored.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.session_key(&session.into()))
             })

@@ -1,7 +1,7 @@
 //! Retains answers and replays them to clients that resume an ended call.
 //!
 //! If the call has completed, the client first receives a priming event, which repeats its last event id, and then the answer
-//! without an id, so that it can resume in the same way if it disconnects again. An error, whether from a completed or a
+//! without an id, so that the client can resume in the same way if it disconnects again. An error, whether from a completed or a
 //! cancelled call, is sent without the priming event, because the TypeScript SDK does not end a call on an error that follows an
 //! event id.
 //!

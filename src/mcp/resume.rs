@@ -62,7 +62,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.plain_event_id() else {
-            // Don't pass on another session's event id. The retained outcome may be sent, because it is this session's own.
+            // Don't pass on another session's event id. The retained outcome may be sent, because it belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
         // An event store might also contain other events the client has missed.
@@ -118,7 +118,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it, or `None` if it isn't this session's.
+    /// Returns the inner manager's own event id, or `None` if it does not belong to this session.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time a resume waits for earlier ones.
+/// Maximum time a resume waits for earlier resumes.
 ///
 /// A pending resume postpones its call's deadline by at most 5 s, so the manager has to receive it before then. Otherwise, the
 /// call would be cancelled even though its client had resumed in time.

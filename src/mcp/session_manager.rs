@@ -1,4 +1,4 @@
-//! A session manager that wraps another one and makes its calls visible to the layer.
+//! A session manager wrapper that makes session calls visible to the layer.
 
 use std::{
     fmt,
@@ -312,7 +312,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((target, _)), _) => {
                     self.shared.on_client_cancel(id, request, target);
                 }
-                // rmcp does not answer a cancelled call, so forget an untracked one now.
+                // rmcp does not answer a cancelled call, so forget an untracked call now.
                 (Some(request), None, Some(session_use)) => {
                     session_use.suppressed.forget_untracked(&request)
                 }

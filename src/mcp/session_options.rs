@@ -54,8 +54,8 @@ impl<M> CancellableSessionManager<M> {
     /// - On a dead network, a disconnect is detected late, and is then treated as if it had happened after any requests the
     ///   client has sent over other connections in the meantime.
     /// - With an event store, or with a session manager other than rmcp's own, an event id does not show which stream it belongs
-    ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ones sent
-    ///   on the session's standalone streams. Otherwise it is treated as an untracked call's stream.
+    ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ids sent on
+    ///   the session's standalone streams. Otherwise it is treated as an untracked call's stream.
     ///
     /// ```
     /// use std::time::Duration;

@@ -129,7 +129,7 @@ impl Suppressed {
 
     /// Removes an untracked call that has been refused or cancelled.
     ///
-    /// Other calls are removed once they are answered, but this one will never be answered.
+    /// Other calls are removed once they are answered, but a refused or cancelled call will never be answered.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {

@@ -39,7 +39,7 @@ pub(super) struct BodySlot<B> {
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Behind the same lock, because one lock is cheaper than two.
+    /// Protected by the same lock, because one lock is cheaper than two.
     reader: Option<Waker>,
     /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,

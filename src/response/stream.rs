@@ -5,8 +5,8 @@
 //! layer terminates that event before sending the error.
 //!
 //! With a stall timeout, the stream delivers large frames in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame only
-//! once it has written the last one to the socket, so a client that reads a large frame slowly would otherwise be mistaken for a
-//! stalled one.
+//! once it has written the previous frame to the socket, so a client that reads a large frame slowly would otherwise be mistaken
+//! for a stalled client.
 
 use std::{
     mem,

@@ -97,7 +97,7 @@ where
     }
 }
 
-/// Polls a handler, or returns `None` if it panics now or panicked before returning its future.
+/// Polls a handler. Returns `None` if it panics, or if it panicked before returning its future.
 fn poll_handler<F: Future>(
     mut handler: Pin<&mut Option<F>>,
     cx: &mut Context<'_>,
