@@ -226,6 +226,7 @@ impl Exchange {
         drop(replay);
         notify_untracked(untracked);
         self.notify_changed();
+        // The call was cancelled before it was bound, so the server has yet to receive the cancellation.
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()
             && let Dispatch::InProgress(attempts) = &mut self.state().dispatch

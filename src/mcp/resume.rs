@@ -37,7 +37,7 @@ pub(super) struct ResumeRequest<'a, M> {
 /// The resumed stream, boxed because the unboxed type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// The manager's reply to a resume, and the permit still held by the resume.
+/// The manager's reply to a resume and the permit still held by the resume.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
 /// A permit and a background reader for the call.
@@ -71,7 +71,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         }
         if let Some(session_use) = &self.session_use {
-            // A refused resume ends the current stream.
+            // The current stream ends if the manager refuses the resume.
             session_use.early_ends.mark_possible();
         }
         let request = request_resume(

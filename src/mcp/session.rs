@@ -441,7 +441,7 @@ impl Drop for EndingSession {
 impl Drop for PendingCancelGuard {
     fn drop(&mut self) {
         self.session.pending_cancels.send_modify(|pending| {
-            // Usually the first, because the inner manager accepts them in order.
+            // Usually the first entry, because the inner manager accepts cancellations in order.
             if let Some(index) = pending.iter().position(|other| *other == self.request) {
                 pending.remove(index);
             }

@@ -255,7 +255,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         self.shared.manager.has_session(id).await
     }
 
-    /// Cancels a session's calls, and then closes it.
+    /// Cancels a session's calls and then closes the session.
     ///
     /// The order matters: a closed session no longer accepts cancellations, so rmcp would let its handlers run for another 5 s.
     /// Does nothing if the current task served a session that has since ended or been replaced.

@@ -47,7 +47,7 @@ impl<M> CancellableSessionManager<M> {
     /// # Edge cases
     ///
     /// - All streams are taken into account, including those of untracked calls, and even without a layer. If a client
-    ///   disconnects from an untracked call before the answer, this timeout never closes its session, because the call might
+    ///   disconnects from an untracked call before it is answered, this timeout never closes its session, because the call might
     ///   still be running.
     /// - If the server ended the stream, the client is not considered disconnected, because the server might have asked it to
     ///   wait.

@@ -33,7 +33,7 @@ pub(super) enum ClientStream {
     None,
     /// A tracked call's stream, which reports disconnects itself, or an answered call's stream.
     Call,
-    /// An untracked call's stream. If it is dropped before the answer, the call might keep running unobserved.
+    /// An untracked call's stream. If it is dropped before the answer arrives, the call might keep running unobserved.
     Untracked,
     /// A standalone stream, which stays open until the server ends it or the client disconnects.
     Standalone,

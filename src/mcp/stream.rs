@@ -162,6 +162,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         {
             session_use.on_disconnect();
         }
+        // Only a call that is still running needs a task to read its stream.
         if !has_ended && cancelled.is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_in_background(stream, call, self.session_use.take());
@@ -313,6 +314,7 @@ impl BoundCall {
             EventIdFormat::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
             EventIdFormat::Other => None,
         };
+        // With rmcp's format, all of a stream's events share its number, so it has to be recorded only once.
         if number.is_none() || number != self.stream {
             let (call, format) = (self.attachment.id, self.event_id_format);
             exchange.with_session(|session| session.record_event_id(call, id.as_bytes(), format));

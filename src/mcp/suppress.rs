@@ -149,7 +149,7 @@ impl Suppressed {
         });
     }
 
-    /// Decides what to do with a message to the client, and records it if it is sent.
+    /// Decides what to do with a message to the client and records it if it is to be sent.
     pub(super) fn decide(&self, message: &ServerJsonRpcMessage) -> SendDecision {
         let is_request = matches!(message, ServerJsonRpcMessage::Request(_));
         if !is_request && !self.is_active() {

@@ -1,4 +1,4 @@
-//! Converts the inner answer to events, for a response whose head was sent early.
+//! Converts the inner answer to events for a response whose head was sent early.
 //!
 //! Once the client has received `200 text/event-stream`, whatever the inner service responds with has to be sent as events.
 //! Events are passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC
@@ -165,7 +165,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head has already been sent, and does not declare this encoding.
+                // The head has already been sent and does not declare this encoding.
                 guard.report_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }

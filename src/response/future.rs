@@ -37,7 +37,7 @@ use crate::{
 
 /// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// A quarter of the shortest default idle timeout among proxies.
+/// This is a quarter of the shortest default idle timeout among proxies.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);

@@ -53,7 +53,7 @@ struct Injected {
 }
 
 pin_project! {
-    /// The inner body, and the guard that reports when it is dropped.
+    /// The inner body and the guard that reports when it is dropped.
     pub(super) struct InnerBody<B> {
         // Declared first, so that the token fires before the inner body's destructors run.
         guard: Guard,
@@ -298,6 +298,7 @@ impl<B: Send> OnDeadline for BodySlot<B> {
         }
         let rearm_at = now.checked_add(stall.limit);
         let deadline = match stall.delivered_at.load(Ordering::Relaxed).checked_sub(1) {
+            // The reader is waiting for the next frame, so the client has not stalled.
             None => rearm_at?,
             Some(elapsed) => {
                 let delivered_at = stall
