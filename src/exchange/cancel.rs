@@ -282,7 +282,7 @@ impl Exchange {
         Some(JustCancelled { finished, guard })
     }
 
-    /// Fires the token of a call that has just been cancelled, and returns the call's outcome.
+    /// Fires the token of a call that has just been cancelled and returns the call's outcome.
     fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
         let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();

@@ -45,7 +45,7 @@
 //! 2. It has at most one call, which is set only once: either by [`bind`](Exchange::bind), from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body), from the request body.
 //! 3. A cancellation takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry.
-//!    Closing a session waits for in-flight calls and pending cancellations, so a call cannot slip through in between.
+//!    Closing a session waits for in-flight calls and pending cancellations, so it cannot miss a call between the two.
 //! 4. No lock is held while a token fires, while an observer runs, or while a hook runs or is dropped. Only three operations call into
 //!    the registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
 //!    this order: first the state, then the shard, then the session entry.

@@ -73,7 +73,7 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles the response head, and returns what to do with the body.
+    /// Handles the response head and returns what to do with the body.
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
         if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
@@ -326,7 +326,7 @@ impl Exchange {
     /// send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            // By the time an MCP server responds to a DELETE, it has already handled it, so a DELETE's token cancels nothing.
+            // By the time an MCP server responds to a DELETE, it has already handled the request, so a DELETE's token cancels nothing.
             RequestKind::Delete(_)
             | RequestKind::Listen {
                 accepts_events: false,

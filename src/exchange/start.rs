@@ -227,7 +227,7 @@ impl Exchange {
         }
     }
 
-    /// Reports that the call has started, and cancels it if the server has been drained.
+    /// Reports that the call has started and cancels it if the server has been drained.
     ///
     /// Must be called without holding any lock.
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {

@@ -1,4 +1,4 @@
-//! An exchange's state.
+//! The types that make up an exchange's state.
 
 use std::{
     any::Any,
@@ -89,7 +89,7 @@ pub(super) enum RequestKind {
     Post(Option<Arc<Extensions>>),
     /// A GET with `Last-Event-ID`, which may resume one of its session's streams.
     Resume(Box<Resume>),
-    /// A DELETE of its session.
+    /// A DELETE request for a session.
     Delete(Box<SessionKey>),
     /// Any other GET with a session id, which may open the standalone stream. Until the response head is known, it is assumed to do
     /// so if it accepts events.
