@@ -1,7 +1,7 @@
 //! Handles requests that a middleware sends more than once.
 //!
 //! A middleware between the layer and the session manager can resend a request. Each attempt that the session manager accepts becomes a
-//! stream of the call, or a separate call if the first one has already ended. An attempt affects other calls only once it has been
+//! stream of the call, or a separate call if the first call has already ended. An attempt affects other calls only once it has been
 //! accepted. Until then, an older call with the same id keeps that id, and no call is superseded.
 
 use std::{mem, sync::Arc};
@@ -48,7 +48,7 @@ impl ExchangeState {
 impl Exchange {
     /// Returns `true` if `canceller` has already bound the call.
     ///
-    /// If so, a middleware has resent the request. This compares scopes rather than pointers, because another manager may wrap this one.
+    /// If so, a middleware has resent the request. This compares scopes rather than pointers, because one manager may wrap another.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -59,7 +59,7 @@ impl Exchange {
 
     /// Binds another attempt at sending the same request.
     ///
-    /// The attempt becomes another stream of the call, or a separate call if the first one has ended. Returns `None` if the attempt is
+    /// The attempt becomes another stream of the call, or a separate call if the first call has ended. Returns `None` if the attempt is
     /// not tracked.
     ///
     /// An attempt with a different request id or session means that the request consists of several messages, such as a batch that a
@@ -82,7 +82,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Attach under the state lock, so that from now on, a cancellation is deferred until the server has received this attempt too.
+        // Attach under the state lock, so that from now on any cancellation is deferred until the server has received this attempt, too.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -127,7 +127,7 @@ impl Exchange {
         self.state().next.upgrade()
     }
 
-    /// Called when the session manager has accepted a call's request. Applies what was deferred until then.
+    /// Called when the session manager has accepted a call's request. Applies whatever was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -156,7 +156,7 @@ impl Exchange {
         self.end_attempt(attachment.id, Attempt::Refused);
     }
 
-    /// Records how an attempt ended. After the last one, applies what was deferred until then.
+    /// Records how an attempt ended. After the last attempt, applies whatever was deferred until then.
     ///
     /// A deferred cancellation is sent only if the server may have accepted at least one attempt.
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
@@ -199,7 +199,7 @@ impl Exchange {
 
     /// Decides which call owns the request id after a contested attempt.
     ///
-    /// An older in-flight call has the same id, and the attempt has been accepted or abandoned.
+    /// Called if an older in-flight call has the same id and the attempt was accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
@@ -217,7 +217,7 @@ impl Exchange {
         self.notify_changed();
     }
 
-    /// Cancels the session's older detached calls that `call` repeats.
+    /// Cancels the session's older detached calls that `call` supersedes.
     #[cold]
     fn supersede(&self, call: &CallInfo) {
         let canceller = self.state().canceller.clone();

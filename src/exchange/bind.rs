@@ -1,6 +1,6 @@
 //! Handles the session manager's reports about a call.
 //!
-//! The first report contains the call, in a typed message. The later ones are about its streams.
+//! The first report contains the call as a typed message. Later reports are about the call's streams.
 
 use std::{
     mem,
@@ -22,7 +22,7 @@ use crate::{
     registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
-/// Marks a call as being read by a background task, which can observe the call's end.
+/// Marks a call as being read by a background task, which can tell when the call ends.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -67,7 +67,7 @@ impl Attachment {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Makes the session manager the canceller, and starts dispatching the first attempt.
+    /// Makes the session manager the canceller and starts dispatching the first attempt.
     ///
     /// Returns the previous canceller, which only serves calls without a session manager.
     fn set_canceller(
@@ -88,15 +88,19 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Binds a typed message's call to its session manager, and attaches the call. Returns `None` if it is not tracked.
+    /// Binds a typed message's call to its session manager and attaches it. Returns `None` if the call is not tracked.
     ///
-    /// From now on, cancellations are deferred until the session manager has accepted the request (see
+    /// After this, cancellations are deferred until the session manager has accepted the request (see
     /// [`on_dispatched`](Self::on_dispatched)). Until then, the call does not affect any other call, tracked or not: it supersedes no
     /// call, and an older in-flight call with the same id keeps that id. The caller must then set whether the call
     /// [waits for a cancellation](Self::set_pending_cancel).
     ///
-    /// The following are not tracked: `initialize`, a call without a session or with an ambiguous session header, a call over the limit,
-    /// and a call that has already been answered.
+    /// The following are not tracked:
+    ///
+    /// - `initialize`;
+    /// - a call without a session or with an ambiguous session header;
+    /// - a call over the limit;
+    /// - a call that has already been answered.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -187,7 +191,7 @@ impl Exchange {
     ///
     /// This happens if the body was parsed before the session manager received the message. If the call has been cancelled in the
     /// meantime, it is still dispatched, and the cancellation is sent afterwards. Returns `None` if the message's request id or session
-    /// differs from the body's.
+    /// does not match the request body.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -202,7 +206,7 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // From now on, a cancellation uses the key that the server knows the call by.
+        // Cancellations must now use the key by which the server knows the call.
         let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
                 session.set_deadline(call.id(), deadline);
@@ -222,6 +226,7 @@ impl Exchange {
         drop(replay);
         notify_untracked(untracked);
         self.notify_changed();
+        // The call was cancelled before it was bound, so the server has yet to receive the cancellation.
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()
             && let Dispatch::InProgress(attempts) = &mut self.state().dispatch
@@ -243,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Records that no stream will deliver the answer any more. Returns the transport's copy, if it has been offered.
+    /// Records that no stream will deliver the answer any more. Returns the transport's copy of the answer, if it has been offered.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let previous = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match previous {
@@ -252,7 +257,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if no stream will deliver the answer, so that only the transport sees it.
+    /// Returns `true` if no stream will deliver the answer, so only the transport observes it.
     pub(super) fn late_answers_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
@@ -267,7 +272,7 @@ impl Exchange {
 
     /// Sets whether the call waits for the pending cancellation of an older call with its id.
     ///
-    /// Once that is known, wakes the cancellations waiting for it.
+    /// Once this is known, wakes the cancellations waiting to find out.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use crate::registry::StreamHandle;
 
+/// A call's open streams.
 #[derive(Default)]
 pub(super) struct CallStreams {
     /// Nearly always the only stream, so it is stored inline.
@@ -50,7 +51,7 @@ impl CallStreams {
         streams.filter(|stream| is_open(stream)).cloned().collect()
     }
 
-    /// Returns `true` if streams other than the newest are open.
+    /// Returns `true` if any stream other than the newest is open.
     pub(super) fn has_older(&self) -> bool {
         let overflow = self.overflow.as_ref();
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))

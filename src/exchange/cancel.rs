@@ -1,4 +1,4 @@
-//! Cancels calls, and determines which sides are notified.
+//! Cancels calls and determines which sides are notified.
 //!
 //! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
@@ -24,9 +24,11 @@ use crate::{
 
 /// Maximum time for a closing session to accept a cancellation.
 ///
-/// Waiting any longer is pointless if the session has ended on its own: it never accepts anything, and is about to be closed anyway.
+/// Waiting any longer would be pointless if the session has ended on its own, because it never accepts anything and is about to be closed
+/// anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// A cancellation: its reason, when it applies, and which sides it notifies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cancel {
     reason: CancelReason,
@@ -47,7 +49,7 @@ enum Condition {
     Expired(Option<ExpiryToken>),
 }
 
-/// The sides notified of a cancellation.
+/// The sides to notify of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NotifiedSides {
     Server,
@@ -133,7 +135,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the call's outcome: `notified_outcome`, unless the cancellation notifies neither side.
+    /// Returns the call's outcome: `notified_outcome`, unless neither side is notified.
     fn outcome(self, notified_outcome: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -155,7 +157,7 @@ impl Exchange {
 
     /// Like [`cancel`](Self::cancel), but also reports `detached`.
     ///
-    /// This event is reported after the token has fired, or at once if the call is not cancelled.
+    /// This event is reported after the token has fired, or immediately if the call is not cancelled.
     pub(super) fn cancel_and_report(
         self: &Arc<Self>,
         id: CallId,
@@ -214,7 +216,7 @@ impl Exchange {
     /// Cancels a call and returns the injection that will notify its server.
     ///
     /// Returns `None` if the call does not meet the condition, or if a [`Cancel::now`] would end a task. Returns `Some(None)` if the call
-    /// has been cancelled but there is no injection to send now. `detached` is reported in any case.
+    /// has been cancelled but there is no injection to send now. `detached` is reported either way.
     pub(crate) fn begin_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -254,8 +256,8 @@ impl Exchange {
             return None;
         }
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one binds it later, the cancellation is sent once the server has
-        // accepted the request.
+        // No session manager has bound the call yet, so it has no key. If a session manager binds it later, the cancellation is sent once
+        // the server has accepted the request.
         let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let completion = Completion {
@@ -274,7 +276,7 @@ impl Exchange {
         Some(JustCancelled { finished, guard })
     }
 
-    /// Fires the token of a call that has just been cancelled, and returns the call's outcome.
+    /// Fires the token of a call that has just been cancelled and returns the call's outcome.
     fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
         let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();
@@ -293,8 +295,8 @@ impl Exchange {
 
     /// Returns `true` if the cancellation reaches code that can stop the call's work.
     ///
-    /// That is either code holding the call's token, or the server. The server receives an injection, or sees the stream close if its
-    /// protocol revision defines that as a cancellation.
+    /// Either some code holds the call's token, or the server can be notified: it receives an injection or, if its protocol revision
+    /// defines a closed stream as a cancellation, notices that the stream was closed.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -305,8 +307,8 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has bound the call yet. One that binds it later will send the cancellation, but once there is a response
-            // head, none will bind it any more.
+            // No session manager has bound the call yet. If one still does, it will send the cancellation, but none will once there is a
+            // response head.
             None => call.session().is_some() && !state.has_head,
         }
     }

@@ -1,9 +1,10 @@
-//! Consults the layer's `confirm` callback, if it has one, before an orphan is cancelled.
+//! Consults the layer's `confirm` callback, if any, before cancelling an orphan.
 //!
-//! 1. A pending confirmation does not change the call: its client can still resume it, and another cancellation can still end it. If
-//!    either happens, the decision is ignored ([`ExpiryToken`]).
+//! 1. While a confirmation is pending, the client can still resume the call, and another cancellation can still end it. In both
+//!    cases, the decision is ignored ([`ExpiryToken`]).
 //! 2. If `confirm` panics or times out, or its runtime shuts down, the cancellation is postponed by the call's grace period.
-//! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels it at once.
+//! 3. After [`Confirmation::Cancel`], the timer checks the call once more before cancelling it. `SessionClosed` cancels the call
+//!    immediately.
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,7 +43,7 @@ struct PendingConfirmation {
 impl Exchange {
     /// Requests confirmation that an orphan may be cancelled.
     ///
-    /// Does nothing if its grace period is no longer expired or the call has ended.
+    /// Does nothing if the call has ended or its grace period is no longer expired.
     #[cold]
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self.with_session(|session| {

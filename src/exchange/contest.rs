@@ -1,8 +1,8 @@
-//! Untracked requests with the same id as an in-flight call.
+//! Handles untracked requests that have the same id as an in-flight call.
 //!
-//! A cancellation refers to its call by this id, so once the server may have received the untracked request, a cancellation meant for the
-//! call could cancel that request instead. This is why no cancellation of the call is injected while the request is in progress. Once the
-//! server has accepted the request, the call is no longer tracked.
+//! A cancellation identifies its call by this id. Once the server may have received the untracked request, a cancellation meant for the
+//! call could therefore cancel that request instead, so none is injected while the request is in progress. Once the server has accepted
+//! the request, the call is no longer tracked.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::call::{CallId, Key};
 
-/// An untracked request in progress, and the in-flight call with the same id.
+/// An untracked request in progress and the in-flight call with the same id.
 ///
 /// While this exists, no cancellation of that call is injected.
 pub(crate) struct Contest {

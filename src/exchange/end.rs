@@ -21,7 +21,7 @@ const MIN_RETENTION: Duration = Duration::from_secs(60);
 // === impl Exchange ===
 
 impl Exchange {
-    /// Ends a call whose answer has been seen.
+    /// Ends a call whose answer has been observed.
     ///
     /// `answer` returns the answer to retain and its size in bytes. It is only called if this call's answer is to be retained
     /// ([`RetainAnswers`]).
@@ -47,7 +47,7 @@ impl Exchange {
 
     /// Called when a gateway between the layer and its server has received the answer.
     ///
-    /// If the client resumes, the gateway will deliver the answer to it.
+    /// If the client resumes the call, the gateway will deliver the answer.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
@@ -56,7 +56,7 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // From now on, no call can start, and a disconnect has no effect. If the client has already disconnected, the exchange is no
+            // After this, no call can start, and a disconnect has no effect. If the client has already disconnected, the exchange is no
             // longer open, and the disconnect itself fires the token.
             None if is_open => self.signal.disarm(),
             None => {}
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call untracked because of a limit. The call keeps running as it would without the layer.
+    /// Reports that a call is untracked because of a limit. The call keeps running as it would without the layer.
     #[cold]
     pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
@@ -151,7 +151,7 @@ impl Exchange {
         }
     }
 
-    /// Returns when a call's outcome stops being retained, unless it is evicted sooner.
+    /// Returns the time until which a call's outcome is retained, unless it is evicted sooner.
     ///
     /// An attached call is treated as if its client had just disconnected.
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {

@@ -1,4 +1,4 @@
-//! Handles calls whose grace period or timeout has expired, or which are to be untracked.
+//! Handles calls whose grace period or timeout has expired, or that are to be untracked.
 
 use std::sync::Arc;
 

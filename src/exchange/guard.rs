@@ -16,8 +16,8 @@ pub(crate) struct Guard {
 
 /// Reports a panic that occurs while the inner service is being called or polled.
 ///
-/// It does so from `Drop`, during unwinding, because the runtime might not drop the future until it has caught the panic. By then, the
-/// cause can no longer be determined.
+/// It does so from `Drop`, during unwinding, because the runtime might not drop the future until it has caught the panic, by which
+/// time the cause can no longer be determined.
 pub(crate) struct PollGuard<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===

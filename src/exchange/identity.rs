@@ -10,6 +10,7 @@ use crate::{
 /// The first revision without sessions. From this revision on, closing the response stream cancels the call.
 const FIRST_STATELESS: &[u8] = b"2026-07-28";
 
+/// The session id specified in a request's header.
 #[derive(Debug, Clone)]
 pub(super) enum SessionHeader {
     None,

@@ -55,7 +55,7 @@ impl Exchange {
             .spawn(Migration::Always, task.instrument(span));
     }
 
-    /// Runs the injection, and retries it if it fails temporarily.
+    /// Runs the injection and retries it if it fails temporarily.
     ///
     /// Sends nothing and fails if another call has since taken the request id.
     async fn run_injection(

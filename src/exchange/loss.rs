@@ -1,4 +1,4 @@
-//! Decides what happens to a call that has lost a stream. The decision is made once, when the stream is lost.
+//! Decides what happens to a call whose stream was lost. The decision is made only once, at the time of the loss.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -21,9 +21,9 @@ use crate::{
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream has ended without the answer.
+    /// Reports that the stream ended before the answer was delivered.
     ///
-    /// `resumed_without_events` is `true` if the stream was opened by a resume and carried no events.
+    /// `resumed_without_events` is `true` if a client opened the stream to resume the call, and it carried no events.
     pub(crate) fn detach(&self, cause: DetachCause, resumed_without_events: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
@@ -35,7 +35,7 @@ impl Attachment {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles a stream that has ended without its call's answer.
+    /// Handles a stream that ended before its call's answer was delivered.
     #[cold]
     pub(super) fn on_stream_lost(
         self: &Arc<Self>,
@@ -44,6 +44,7 @@ impl Exchange {
         cause: DetachCause,
         resumed_without_events: bool,
     ) {
+        // The answer may already have been delivered, so the call must not be cancelled.
         if self.may_have_been_answered.load(Ordering::Relaxed) {
             return self.remove_stream(call.id(), generation);
         }
@@ -72,7 +73,7 @@ impl Exchange {
                 Some(state) => {
                     session.detach(id, generation, state, resumed_without_events, detachment)
                 }
-                // From now on, the layer would see neither a resume nor the call ending.
+                // From now on, the layer cannot tell whether the call is resumed or ends.
                 None => session.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
@@ -107,7 +108,7 @@ impl Exchange {
 
     /// Called when a gateway between the layer and its server can no longer obtain the answer.
     ///
-    /// The gateway sends an error instead, so a resuming client will not receive the answer either.
+    /// The gateway sends an error instead, so a client that resumes the call will not receive the answer, either.
     pub(crate) fn on_answer_lost(self: &Arc<Self>) {
         let Some(call) = self.info() else {
             return;
@@ -129,8 +130,11 @@ impl Exchange {
 
     /// Returns the state for a detached call that must not be cancelled.
     ///
-    /// Returns `None` if the call must be untracked instead. That is the case if the layer cannot see the call end, and either the server
-    /// has ended a stream that no client can resume, or the call has neither a session nor a deadline.
+    /// Returns `None` if the call must be untracked instead. This is the case if the layer cannot tell when the call ends, and one of the
+    /// following applies:
+    ///
+    /// - the server ended the stream, and no client can resume it;
+    /// - the call has neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,
@@ -149,7 +153,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the session manager sees a call's answer even if no stream is read.
+    /// Returns `true` if the session manager observes a call's answer even if no stream is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))
@@ -157,7 +161,7 @@ impl Exchange {
 
     /// Records that a task is no longer reading one of the call's streams in the background.
     ///
-    /// From then on, the layer cannot see the call end, unless the session manager sees the answer.
+    /// After that, the layer cannot tell when the call ends, unless the session manager observes the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
         let is_observed = self.late_answers_closed()
             && self

@@ -1,7 +1,7 @@
-//! One HTTP request and its response, as they pass through the layer.
+//! One HTTP request and its response as they pass through the layer.
 //!
 //! The service creates an [`Exchange`] for every request. Both bodies, the response future and the session manager hold a reference to the
-//! exchange and report what they see, but only the exchange decides what that means for the request's call. A
+//! exchange and report what they observe, but only the exchange decides what that means for the request's call. A
 //! [`CallToken`](crate::CallToken) in the request's extensions links to it, and rmcp passes this token to the session manager and the
 //! handler.
 //!
@@ -26,7 +26,7 @@
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response head and body mean for the call |
 //! | `tap` | what the bytes of a stream mean for the call |
-//! | `loss` | what happens to a call that has lost a stream |
+//! | `loss` | what happens to a call whose stream was lost |
 //! | `end` | how a call ends when it is not cancelled |
 //! | `cancel` | under which conditions a call is cancelled, and which sides are notified |
 //! | `expired` | what happens to a call when one of its deadlines expires |
@@ -45,13 +45,13 @@
 //! 2. It has at most one call, which is set only once: either by [`bind`](Exchange::bind), from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body), from the request body.
 //! 3. A cancellation takes effect in the order listed in `cancel`. It becomes pending before its call is removed from the registry.
-//!    Closing a session waits for in-flight calls and pending cancellations, so it cannot miss one in between.
+//!    Closing a session waits for in-flight calls and pending cancellations, so it cannot miss a call between the two.
 //! 4. No lock is held while a token fires, while an observer runs, or while a hook runs or is dropped. Only three operations call into
 //!    the registry under the state lock: registering a call, setting its key, and adding another attempt's stream. Locks are taken in
 //!    this order: first the state, then the shard, then the session entry.
-//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) has been called, the request's call has completed, whatever
-//!    phase the exchange is in. If the call only becomes known afterwards, it is never in flight: it is reported as completed and cannot
-//!    be found. If it has already been cancelled, it stays cancelled.
+//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) has been called, the request's call has completed, regardless of
+//!    the exchange's phase. A call that only becomes known afterwards is never in flight: it is reported as completed and cannot be found.
+//!    A call that has already been cancelled stays cancelled.
 
 mod attempts;
 mod bind;

@@ -1,7 +1,7 @@
-//! Reports events in the span the request was served in.
+//! Reports events in the span in which the request was served.
 //!
 //! Many of a call's events occur where no span is entered: in a destructor, or on the timer's task. The current span is therefore stored
-//! when the call becomes known, and stays open until the call has ended. If no subscriber records spans, none is stored.
+//! when the call becomes known, and stays open until the call has ended. If no subscriber records spans, no span is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 

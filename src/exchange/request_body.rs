@@ -20,6 +20,7 @@ pub(super) enum RequestBody {
     Known(BodyKind),
 }
 
+/// The kind of message a request body contains.
 pub(super) enum BodyKind {
     /// A tracked call, or certainly not JSON-RPC.
     Plain,

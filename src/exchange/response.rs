@@ -73,7 +73,7 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Handles the response head, and returns what to do with the body.
+    /// Handles the response head and returns what to do with the body.
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
         if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
@@ -153,8 +153,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // The target may have ended in the meantime, and another call may have reused its id. This also finds a target that has not been
-        // accepted yet, because if it is answered with JSON, the head that accepts it only arrives with the answer.
+        // The target may have ended in the meantime, and another call may have reused its id. The lookup includes unaccepted calls, because
+        // a call answered with JSON is only accepted once the response head arrives with the answer.
         if let Some((id, exchange)) = registry
             .find_including_unaccepted(&key)
             .filter(|(id, _)| *id == target)
@@ -173,6 +173,7 @@ impl Exchange {
             }
             state.is_bound()
         };
+        // The session manager observes the stream itself.
         if is_bound {
             return BodyPlan::Pass;
         }
@@ -199,7 +200,7 @@ impl Exchange {
         }))
     }
 
-    /// Makes the call the owner of its request id, and returns its first stream.
+    /// Makes the call the owner of its request id and returns its first stream.
     ///
     /// Returns `None` if the request is not known to carry a call.
     fn accept_call(self: &Arc<Self>) -> Option<Attachment> {
@@ -272,7 +273,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response has been dropped before it ended. `tap` has read the part already sent.
+    /// Called when the response was dropped before it ended. `tap` has read the part already sent.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -280,7 +281,7 @@ impl Exchange {
         }
     }
 
-    /// Handles the loss of the response.
+    /// Handles a response that was dropped before it ended.
     ///
     /// `has_head` is `true` if an earlier exchange of the same request has recorded that the client has the response head.
     #[cold]
@@ -327,7 +328,7 @@ impl Exchange {
     /// send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            // By the time an MCP server responds to a DELETE, it has already handled it, so a DELETE's token cancels nothing.
+            // By the time an MCP server responds to a DELETE, it has already handled the request, so a DELETE's token cancels nothing.
             RequestKind::Delete(_)
             | RequestKind::Listen {
                 accepts_events: false,
@@ -347,7 +348,7 @@ impl Exchange {
 
     /// Removes a stream that may have carried the call's answer.
     ///
-    /// The call is not cancelled. Once it has lost its last stream, it ends with [`Outcome::Unknown`].
+    /// The call is not cancelled. Once its last stream is lost, it ends with [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|session| session.remove_stream(id, generation));
@@ -362,7 +363,7 @@ impl Exchange {
         }
     }
 
-    /// Records whether one of the call's streams has event ids, and its `retry`.
+    /// Records whether one of the call's streams has event ids and what its `retry` is.
     pub(crate) fn record_stream_meta(&self, replayable: bool, retry: Option<Duration>) {
         if replayable && self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE == 0 {
             self.stream_meta.fetch_or(REPLAYABLE, Ordering::Relaxed);
@@ -380,7 +381,7 @@ impl Exchange {
 
     /// Returns the server's last `retry`: how long the client waits before resuming.
     ///
-    /// Returns `None` if the server has sent none, or zero.
+    /// Returns `None` if the server has not sent a `retry`, or if it sent zero.
     pub(crate) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))

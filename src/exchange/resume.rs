@@ -1,9 +1,9 @@
 //! Handles resumes: GETs with `Last-Event-ID`, which can resume a call's stream.
 //!
-//! While the inner service is handling a resume, the grace periods of the calls it may match do not expire. However, a pending resume
-//! cannot extend a grace period by more than `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream
-//! becomes the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp responds
-//! with 200 even to a resume it refuses.
+//! While the inner service is handling a resume, the grace periods of the calls it may match do not expire. However, a pending resume can
+//! extend a grace period by at most `MAX_RESUME_WAIT` (5 s). Once the inner service has accepted the resume, the response stream becomes
+//! the call's next generation. If a session manager tracks the call, only the manager can accept a resume, because rmcp responds with 200
+//! even to a resume it refuses.
 
 use std::{
     borrow::Cow,
@@ -27,7 +27,7 @@ use crate::{
 pub(super) enum Accepted {
     /// This exchange attaches no stream.
     ///
-    /// Either no call or several calls match, or the call has ended, or a session manager attaches the stream.
+    /// Either no call matches, several calls match, the call has ended, or a session manager attaches the stream.
     Nothing,
     Attached(Attachment),
     /// The resumed call was cancelled. Its client receives the error, unless the server sends the answer after all.
@@ -58,7 +58,7 @@ impl Exchange {
             return false;
         };
         let now = Instant::now();
-        // Treat this like a stream that the server has ended, because no task on this server reads the rest of it.
+        // Treat the stream as ended by the server, because no task on this server reads the rest of it.
         let stream_end = self.stream_end(true);
         let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
@@ -71,7 +71,7 @@ impl Exchange {
         is_marked.unwrap_or(false)
     }
 
-    /// Reports that a client's resume of a call has been accepted.
+    /// Reports that a client's attempt to resume a call has been accepted.
     pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().stream_end_cause = None;
         if let Some(call) = self.call(id) {
@@ -112,7 +112,7 @@ impl Resume {
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
-            // Search every scope, because it may not be known yet which one issued the session id.
+            // Search every scope, because it may not be known yet which scope issued the session id.
             let mut calls = session.candidates_for_event(event_id);
             calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls
@@ -192,7 +192,7 @@ impl Resume {
         }
     }
 
-    /// Ends the resume. Its calls' grace periods can expire again, except for a call with another pending resume.
+    /// Ends the resume. Its calls' grace periods can expire again, unless another resume of the same call is pending.
     ///
     /// This can be called more than once.
     pub(super) fn end(&self) {

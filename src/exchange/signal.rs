@@ -73,12 +73,12 @@ impl Signal {
         token
     }
 
-    /// Records that code outside the crate is getting the token, and so may see a cancellation.
+    /// Records that code outside the crate is getting the token and may observe a cancellation.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if code outside the crate may see a cancellation.
+    /// Returns `true` if code outside the crate may observe a cancellation.
     pub(super) fn is_observed(&self) -> bool {
         if self.is_observed.load(Ordering::Relaxed) {
             return true;
@@ -137,7 +137,7 @@ impl Signal {
 // === impl Hooks ===
 
 impl Hooks {
-    /// Adds a hook, or returns it if it is too late to add one.
+    /// Adds a hook, or returns it if the token can no longer fire.
     fn add(&mut self, hook: Hook) -> Option<Hook> {
         match self {
             Self::None => *self = Self::One(hook),

@@ -24,7 +24,7 @@ use crate::{
 #[must_use]
 pub(super) struct Registered {
     deferred: DeferredEffects<Exchange>,
-    /// Whether the server has been drained, so that the call must end at once.
+    /// Whether the server has been drained, in which case the call must end at once.
     is_drained: bool,
     /// Whether another in-flight call owns the id.
     pub(super) is_contested: bool,
@@ -33,7 +33,7 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Records that the request body has ended, with its frames or the reason not to parse it.
+    /// Records that the request body has ended, with its frames or the reason it was not parsed.
     pub(crate) fn on_body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.set_passed_body(RequestBody::Ended(frames));
     }
@@ -62,7 +62,7 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
-                // The service may have refused the request without reading its body, see `report_unparsed_body`.
+                // The service may have refused the request without reading its body (see `report_unparsed_body`).
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Parsing) {
@@ -110,7 +110,7 @@ impl Exchange {
         });
     }
 
-    /// Reports an unparsable body, once no session manager will bind the call.
+    /// Reports an unparsable body once no session manager will bind the call.
     ///
     /// If the inner service has `accepted` the request, an open exchange becomes [`Phase::Streaming`]. A body that was dropped before it
     /// ended is reported only in that case, because a service can refuse a request without reading its body.
@@ -200,7 +200,7 @@ impl Exchange {
 
     /// Registers a call in its session. Must be called under the state lock, so that the call is only registered once.
     ///
-    /// A session entry may be locked under the state lock, but no other lock is taken under a session entry.
+    /// A session entry may be locked under the state lock, but no other lock is taken while a session entry is locked.
     pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
@@ -229,7 +229,7 @@ impl Exchange {
         }
     }
 
-    /// Reports that the call has started, and cancels it if the server has been drained.
+    /// Reports that the call has started and cancels it if the server has been drained.
     ///
     /// Must be called without holding any lock.
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {

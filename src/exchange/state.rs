@@ -1,4 +1,4 @@
-//! An exchange's state.
+//! The types that make up an exchange's state.
 
 use std::{
     any::Any,
@@ -56,13 +56,13 @@ pub(crate) struct Exchange {
     pub(super) must_parse_body: AtomicBool,
     /// Whether the call's streams have carried event ids, and the last `retry`.
     ///
-    /// `response` packs both into one number.
+    /// The `response` module packs both into a single number.
     pub(super) stream_meta: AtomicU32,
     /// Whether this server has cancelled the call with an error, which becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
-    /// Whether the call has ended, see `streams`.
+    /// Whether the call has ended (see `streams`).
     pub(super) has_call_ended: AtomicBool,
-    /// Whether the bytes sent on the streams may have been the call's answer, see `tap`.
+    /// Whether the bytes sent on the streams may have been the call's answer (see `tap`).
     pub(super) may_have_been_answered: AtomicBool,
     /// The call's [`PendingCancel`], as a number.
     pub(super) pending_cancel: AtomicU8,
@@ -75,7 +75,7 @@ pub(crate) struct Exchange {
     pub(super) state: Mutex<ExchangeState>,
 }
 
-/// A call, and its session's entry.
+/// A call and its session's entry.
 pub(super) struct CallRef {
     pub(super) info: CallInfo,
     pub(super) entry: Arc<SessionEntry<Exchange>>,
@@ -85,11 +85,11 @@ pub(super) struct CallRef {
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancellation of one. A POST that is certainly not JSON is `Other`.
     ///
-    /// Contains the extensions for its calls, see [`CallInfo::extension`].
+    /// Contains the extensions for its calls (see [`CallInfo::extension`]).
     Post(Option<Arc<Extensions>>),
-    /// A GET with `Last-Event-ID`, for one of its session's streams.
+    /// A GET with `Last-Event-ID`, which may resume one of its session's streams.
     Resume(Box<Resume>),
-    /// A DELETE of its session.
+    /// A DELETE request for a session.
     Delete(Box<SessionKey>),
     /// Any other GET with a session id, which may open the standalone stream. Until the response head is known, it is assumed to do
     /// so if it accepts events.
@@ -109,6 +109,7 @@ pub(super) struct Resume {
     pub(super) held_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
+/// The part of an exchange's state that its lock protects.
 #[derive(Default)]
 pub(super) struct ExchangeState {
     pub(super) phase: Phase,
@@ -122,12 +123,12 @@ pub(super) struct ExchangeState {
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
-    /// Whether a session manager has seen the call answered while its client was connected.
+    /// Whether a session manager observed the call's answer while its client was connected.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of the call is ending, if the stream itself cannot see the cause.
+    /// Why a resumed stream of the call is ending, if the stream itself cannot tell.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a later attempt that is a separate call, because the first has ended.
+    /// The exchange of a later attempt that is a separate call, because the first call has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is only a span if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -138,7 +139,7 @@ pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
 /// Whether a stream can still deliver a call's answer.
 ///
-/// If the call's streams end early, only the session's transport sees the answer.
+/// If the call's streams end early, only the session's transport observes the answer.
 #[derive(Default)]
 pub(super) enum LateAnswer {
     /// A stream is expected to deliver the answer.
@@ -177,9 +178,9 @@ pub(super) struct Attempts {
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted, or may have accepted, an attempt.
     pub(super) was_accepted: bool,
-    /// The call's key, if an older in-flight call still has the same one.
+    /// The call's key, if an older in-flight call still has the same key.
     ///
-    /// If the request is refused, the older call keeps it.
+    /// If the request is refused, the older call keeps the key.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -195,6 +196,7 @@ pub(crate) enum PendingCancel {
     Awaited = 2,
 }
 
+/// How far the response has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Phase {
     #[default]
@@ -336,7 +338,9 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a background task is reading one of the call's streams to see the call end.
+    /// Records that a background task is reading one of the call's streams.
+    ///
+    /// The task keeps reading to find out when the call ends.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }

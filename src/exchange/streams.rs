@@ -1,11 +1,11 @@
 //! An exchange's open streams, and the error that notifies its client of a cancellation.
 //!
 //! The client receives this error when this server cancels the call. If the response head is not ready yet, the response future resolves to
-//! it. Otherwise it is sent on every open stream of the call, whether the stream is the POST's or a resume's. The inner service's body is
+//! it. Otherwise it is sent on every open stream of the call, whether it was opened by the POST or by a resume. The inner service's body is
 //! dropped before the client reads the error, so a client that has stopped reading cannot hold anything up.
 //!
-//! This is also where streams are registered for a drain. A session manager sees the answer before the layer does, so a drain waits until
-//! the stream carrying the answer has ended ([`DeliveryGuard`]).
+//! This is also where streams are registered for a drain. A session manager observes the answer before the layer does, so a drain waits
+//! until the stream carrying the answer has ended ([`DeliveryGuard`]).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -40,7 +40,7 @@ impl Drop for DeliveryGuard {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Adds an open stream to this exchange, or to the exchange whose call this one resumes.
+    /// Adds an open stream to this exchange, or to the exchange whose call this exchange resumes.
     ///
     /// If a drain could not find the stream through an in-flight call, the stream is also registered. Returns the resumed call's
     /// exchange, or `None` if the stream does not resume an in-flight call.
@@ -60,7 +60,7 @@ impl Exchange {
                     return next.on_stream_opened(stream);
                 }
                 self.add_stream(stream);
-                // The call may end concurrently. Adding the stream and ending the call both take the state lock, so either the end
+                // The call may end concurrently. Adding the stream and ending the call both take the state lock, so either ending the call
                 // finds the stream, or this code finds that the call has ended.
                 if self.has_call_ended() || self.may_outlive_drain() {
                     self.register_orphaned_streams();
@@ -82,7 +82,8 @@ impl Exchange {
 
     /// Marks the call as ended. Returns `true` if older streams of the call are still open.
     ///
-    /// The older streams could stay open without receiving anything else, because the newest one has the answer or has lost its client.
+    /// The older streams could stay open without receiving anything else, because the newest stream has the answer or its client has
+    /// disconnected.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
@@ -155,7 +156,7 @@ impl Exchange {
         self.response_waker.register(waker);
     }
 
-    /// Returns the call's JSON-RPC error, once this server has cancelled the call with one.
+    /// Returns the JSON-RPC error with which this server has cancelled the call, if any.
     pub(crate) fn cancellation_error(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;

@@ -40,7 +40,7 @@ impl Tap {
         Self::with_format(BodyFormat::Events(Reader::default()), attachment)
     }
 
-    /// Creates a tap for an unparsable stream. It may contain event ids and the answer.
+    /// Creates a tap for an unparsable stream, which may contain event ids and the answer.
     pub(super) fn opaque(attachment: Attachment) -> Self {
         let exchange = &attachment.exchange;
         exchange.record_stream_meta(true, None);
@@ -141,7 +141,7 @@ impl Tap {
 
     /// Reports the end of the body, unless the answer has already passed through.
     ///
-    /// If the body is itself the answer and the server has ended it, the call completes. Otherwise the call has lost a stream.
+    /// If the body is itself the answer and the server has ended it, the call completes. Otherwise the stream is reported as lost.
     pub(super) fn finish(self, cause: DetachCause) {
         let Some(attachment) = self.attachment else {
             return;
@@ -158,7 +158,7 @@ impl Tap {
     }
 }
 
-/// Hints that the session manager may not be wrapped, if event ids look like rmcp's.
+/// If an event id looks like rmcp's own, hints that the session manager may not be wrapped.
 fn emit_session_hint(attachment: &Attachment, event_id: &[u8]) {
     let registry = &attachment.exchange.shared.registry;
     let info = attachment.exchange.call(attachment.id);

@@ -71,7 +71,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Creates an [`Untracked`] request for an unbound message.
     ///
-    /// This also starts its contest with any older call with the same id.
+    /// This also starts a contest with any older call that has the same id.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed through a layer yet. Up to that point, nothing
     /// is suppressed and no in-flight call can have the request's id.

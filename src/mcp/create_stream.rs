@@ -34,7 +34,7 @@ pub(super) struct CreateStream<F> {
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Declared last, so that the session stays in use until `call` reports being dropped.
+    /// Declared last, so that the session stays in use until `call` has reported being dropped.
     session_use: Option<SessionUse>,
 }
 
@@ -112,7 +112,7 @@ where
 impl<M: SessionManager> ManagerInner<M> {
     /// Submits a request to the inner manager, after any pending cancellation for the same id.
     ///
-    /// Otherwise, that cancellation would hit this request instead. Waits for at most [`INJECTION_TIMEOUT`].
+    /// Otherwise, that cancellation would cancel this request instead. Waits for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -189,7 +189,7 @@ impl Untracked {
         }
     }
 
-    /// Stops tracking any older call with the same id, now that the manager has accepted this one.
+    /// Stops tracking any older call with the same id, now that this call has been accepted.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {

@@ -32,7 +32,7 @@ pub(super) struct EarlyStreamEnds {
     in_manager: Arc<AtomicBool>,
     /// Whether this session's streams can end early.
     ///
-    /// True once its client has resumed a call, or one of its streams has ended without the answer.
+    /// True once its client has resumed a call, or one of its streams has ended before the answer was delivered.
     in_session: AtomicBool,
 }
 
@@ -65,7 +65,7 @@ impl Exchange {
         }
     }
 
-    /// Records that the call's last stream has ended without the answer.
+    /// Records that the call's last stream ended before the answer was delivered.
     pub(super) fn on_last_stream_end(&self, id: CallId) {
         if let Some(answer) = self.close_late_answer() {
             self.complete_with_late_answer(id, answer);

@@ -1,4 +1,4 @@
-//! Binds stored events to their session, by adding a MAC to every event id.
+//! Binds stored events to their session by adding a MAC to every event id.
 //!
 //! On its own, rmcp would replay stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). With an event
 //! store, every event id sent to a client therefore carries a keyed MAC over the id and the session, and a resume is passed on
@@ -56,7 +56,7 @@ pin_project! {
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
-        // Boxed, because few streams have one.
+        // Boxed, because few streams have a seal.
         seal: Option<Box<Seal>>,
     }
 }

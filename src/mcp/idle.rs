@@ -1,4 +1,4 @@
-//! Determines when a session is idle, based on its uses and the time of the last one.
+//! Determines when a session is idle, based on its current uses and the time of its last use.
 //!
 //! Both are behind a single lock. The tracker replaces rmcp's own timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
@@ -7,8 +7,8 @@
 //!    another idle timeout, or the touch returns `false`.
 //! 3. A client is considered lost from the moment it disconnects from its last stream until its next request. Streams are
 //!    counted, because the disconnect from an old stream might go unnoticed until after the client has resumed.
-//! 4. Once a client has disconnected from a call that might keep running unobserved, it is never considered lost again, because
-//!    closing the session could end the call's handler.
+//! 4. Once a client has disconnected from a call that might keep running unobserved, the client is never considered lost again,
+//!    because closing the session could end the call's handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::lock::lock;
 
+/// Tracks a session's uses and its client's streams.
 #[derive(Debug)]
 pub(super) struct IdleTracker(Mutex<IdleState>);
 
@@ -96,7 +97,7 @@ impl IdleTracker {
         } = &mut *self.state()
         {
             *streams += 1;
-            // The client is connected, even if an older stream is not found to be closed until after this one has been requested.
+            // The client is connected, even if the server only notices afterwards that an older stream has been closed.
             *is_lost = false;
         }
     }
@@ -116,7 +117,7 @@ impl IdleTracker {
             *has_unobserved_call |= end == ClientStreamEnd::Unobserved;
             if end == ClientStreamEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
                 *is_lost = true;
-                // Restart the timeout here, too: if the stream does not count as a use, nothing else does.
+                // Restart the timeout here, too: if the stream does not count as a use, nothing else restarts it.
                 *last_use = now.max(*last_use);
                 return state.is_abandoned();
             }

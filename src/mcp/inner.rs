@@ -42,7 +42,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// A session manager's state, shared with its calls so that their cancels can be delivered.
+/// A session manager's state, shared with its calls to deliver their cancellations.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -60,7 +60,7 @@ pub(super) struct ManagerInner<M> {
     pub(super) hasher: RandomState,
     pub(super) hints: SetupHints,
     pub(super) resume_queue: Arc<ResumeQueue>,
-    /// Whether streams can end before the answer (see [`EarlyStreamEnds`]).
+    /// Whether streams can end before the answer is delivered (see [`EarlyStreamEnds`]).
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -128,9 +128,9 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels a session's calls, removes retained ones, and waits for pending cancellations.
+    /// Cancels a session's calls, removes retained calls, and waits for pending cancellations.
     ///
-    /// This must precede the close: a closed session accepts no cancels, and rmcp would let its handlers run for another 5 s.
+    /// This must happen first: a closed session accepts no cancellations, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let cancels = Exchange::cancel_before_close(self.begin_close(id));
         let pending_cancels = async {
@@ -138,12 +138,12 @@ impl<M> ManagerInner<M> {
                 session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
-        // Each waits for at most one second.
+        // Both wait for at most one second.
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends a restored session's old calls, and removes retained ones. The session keeps its id, and its event ids restart at
-    /// `0/0`, so they could otherwise be mistaken for those of old calls.
+    /// Ends a restored session's old calls and removes retained calls. The session keeps its id, and its event ids restart at
+    /// `0/0`, so they could otherwise be mistaken for an old call's event ids.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -164,7 +164,9 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns `true` if a newer call in the session has the same progress token as this one, or if there are too many to check.
+    /// Returns `true` if a newer call in the session has this call's progress token.
+    ///
+    /// Also returns `true` if there are too many newer calls to check.
     fn is_token_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
         let Some(registry) = self.registry.get() else {
             return false;
@@ -211,7 +213,7 @@ impl<M> ManagerInner<M> {
     ///
     /// An untracked call is not in the registry, so a cancellation cannot find it. Instead, the call has to find the
     /// cancellation, and it must first look up the older call in the registry: a cancellation becomes pending before its call is
-    /// removed from the registry, so one or the other is found.
+    /// removed from the registry, so at least one of the two is found.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -232,8 +234,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry`, unless this manager has already joined another one. Returns `true` if it has joined `registry`: only the
-    /// calls of the joined registry are bound.
+    /// Joins `registry`, unless this manager has already joined another registry. Returns `true` if `registry` has been joined.
+    /// Only the joined registry's calls are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -247,7 +249,7 @@ impl<M: SessionManager> ManagerInner<M> {
     ///
     /// This manager's streams end early only if other code ends them, or if it refuses a resume. It refuses to resume an
     /// in-flight call only if it has already sent the answer, or if the client has made up the event id. With an event store,
-    /// neither is certain, because the store can fail.
+    /// neither can be relied on, because the store can fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
@@ -377,7 +379,7 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may also have sessions opened by other code sharing it, or ones it has restored.
+            // The inner manager may also have sessions opened by other code sharing it, or sessions it has restored.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.session_key(&session.into()))
             })
@@ -418,7 +420,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The caller waits for the decision before polling this future. Suppressing messages now could hit the other call.
+            // The caller waits for the decision before polling this future. Suppressing messages now could affect the other call.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(

@@ -9,9 +9,9 @@ use super::session_manager::CancellableSessionManager;
 impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in process memory.
     ///
-    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
-    /// is disabled. That timer would also close a session during a silent call, even though the client is still connected, and
-    /// the answer would be lost.
+    /// The `keep_alive` in `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer is
+    /// disabled. That timer would also close a session during a silent call, even though the client is still connected, and the
+    /// call's answer would be lost.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Retained answers, and the stream for a client that resumes an ended call.
+//! Retains answers and replays them to clients that resume an ended call.
 //!
 //! If the call has completed, the client first receives a priming event, which repeats its last event id, and then the answer
-//! without an id, so that it can resume in the same way if it disconnects again. An error, whether from a completed or a
+//! without an id, so that the client can resume in the same way if it disconnects again. An error, whether from a completed or a
 //! cancelled call, is sent without the priming event, because the TypeScript SDK does not end a call on an error that follows an
 //! event id.
 //!
@@ -41,7 +41,7 @@ const MAX_ARENA_TEXT: usize = 1024;
 
 /// An event store's replay of an answered call, up to the answer.
 ///
-/// If the store does not have the answer, the retained one follows when the replay ends, or once it has yielded no event for
+/// If the store does not have the answer, the retained answer follows once the replay has ended or has yielded no event for
 /// [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replay: Option<S>,
@@ -157,7 +157,7 @@ pub(super) fn replay(
 
 /// Returns an event that carries no message and repeats the client's last event id.
 pub(super) fn priming_event(last_event_id: &str, retry: Option<Duration>) -> ServerSseMessage {
-    // A client applies the last `retry` it received to all its streams, so this must be the server's own.
+    // A client applies the last `retry` it received to all its streams, so this must be the server's own value.
     ServerSseMessage::priming(last_event_id, retry.unwrap_or(DEFAULT_RETRY))
 }
 

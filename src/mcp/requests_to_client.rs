@@ -1,4 +1,4 @@
-//! Unanswered requests from a session's calls to their client.
+//! Tracks unanswered requests that a session's calls have made to their client.
 
 use std::collections::HashMap;
 

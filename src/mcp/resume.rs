@@ -1,4 +1,4 @@
-//! Answers a resume with the manager's stream, or with the call's retained outcome.
+//! Responds to a resume with the manager's stream or the call's retained outcome.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ pub(super) struct ResumeRequest<'a, M> {
 /// The resumed stream, boxed because the unboxed type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// The manager's reply to a resume, and the permit still held by the resume.
+/// The manager's reply to a resume and the permit still held by the resume.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// A permit, and a background reader for the call.
+/// A permit and a background reader for the call.
 ///
 /// The reader is needed because the manager might move the stream from its current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
@@ -62,7 +62,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.plain_event_id() else {
-            // Don't pass on another session's event id. The retained outcome may be sent, because it is this session's own.
+            // Don't pass on another session's event id. The retained outcome may be sent, because it belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
         // An event store might also contain other events the client has missed.
@@ -71,7 +71,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         }
         if let Some(session_use) = &self.session_use {
-            // A refused resume ends the current stream.
+            // The current stream ends if the manager refuses the resume.
             session_use.early_ends.mark_possible();
         }
         let request = request_resume(
@@ -118,7 +118,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it, or `None` if it isn't this session's.
+    /// Returns the inner manager's own event id, or `None` if it does not belong to this session.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -128,8 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event belongs to a standalone stream.
     ///
-    /// rmcp's own event ids show this, because only those for calls contain a slash. For other managers, the id is looked up
-    /// among the most recent ones sent on standalone streams.
+    /// rmcp's own event ids show this, because only the ids of a call's events contain a slash. For other managers, the id is
+    /// looked up among the most recent ids sent on standalone streams.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');

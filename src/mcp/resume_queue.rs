@@ -14,19 +14,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time a resume waits for earlier ones.
+/// Maximum time a resume waits for earlier resumes.
 ///
 /// A pending resume postpones its call's deadline by at most 5 s, so the manager has to receive it before then. Otherwise, the
 /// call would be cancelled even though its client had resumed in time.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// The queues of all calls with a pending resume.
 #[derive(Default)]
 pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 
 struct CallQueue {
     /// Has a single permit, which tokio hands out in order of arrival.
     semaphore: Arc<Semaphore>,
-    /// Number of resumes waiting for the permit or holding it. The last one to leave removes the queue.
+    /// Number of resumes waiting for the permit or holding it. The last resume to leave removes the queue.
     len: usize,
 }
 

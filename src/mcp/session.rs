@@ -1,4 +1,4 @@
-//! Keeps track of the sessions opened through a manager, and closes idle ones.
+//! Keeps track of the sessions opened through a manager and closes idle sessions.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -52,6 +52,7 @@ pub(super) type SessionListener = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
 type ById = HashMap<SessionId, Arc<Session>, IdHasher>;
 
+/// A session opened through a manager.
 pub(super) struct Session {
     id: SessionId,
     pub(super) suppressed: Suppressed,
@@ -67,7 +68,7 @@ pub(super) struct Session {
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
     notified: Mutex<Notified>,
-    /// Set when the session is closed for being idle. The future completes once the inner manager has closed the session as well.
+    /// Set when the session is closed for being idle. The future completes once the inner manager has closed the session, too.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
@@ -95,11 +96,11 @@ pub(super) struct PendingCancelGuard {
     request: RequestId,
 }
 
-/// What a session needs its owner, the session manager, to do: find its calls and close it.
+/// What a session needs from its owner, the manager: finding its calls and closing it.
 pub(super) trait Owner: Send + Sync {
     /// Returns `true` if a client might still resume one of the session's calls.
     ///
-    /// This is the case while one of them is detached, or an undelivered answer is retained.
+    /// This is the case while a call is detached or an undelivered answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
     /// Returns the in-flight call with the JSON-RPC id `request`.
@@ -237,7 +238,7 @@ impl Session {
 
     /// Returns the session's own copy of its id.
     ///
-    /// Its calls share this copy, which avoids keeping one allocated per request.
+    /// Its calls share this copy, so that they don't each keep a separate allocation alive.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
@@ -276,7 +277,7 @@ impl Session {
         let timeout = self.idle_timeouts.shortest();
         if let Some(deadline) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
-            // Never set before, because this is called only once per session.
+            // Always succeeds, because this is called only once per session.
             let _ = self.timer.set(timer.set(deadline, this));
         }
     }
@@ -379,7 +380,7 @@ impl Session {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits up to `limit` for pending cancellations: those for `request`, or all if `None`.
+    /// Waits up to `limit` for pending cancellations of `request`, or for all of them if `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &VecDeque<RequestId>| match request {
@@ -440,7 +441,7 @@ impl Drop for EndingSession {
 impl Drop for PendingCancelGuard {
     fn drop(&mut self) {
         self.session.pending_cancels.send_modify(|pending| {
-            // Usually the first, because the inner manager accepts them in order.
+            // Usually the first entry, because the inner manager accepts cancellations in order.
             if let Some(index) = pending.iter().position(|other| *other == self.request) {
                 pending.remove(index);
             }

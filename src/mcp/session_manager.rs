@@ -1,4 +1,4 @@
-//! A session manager that wraps another one and makes its calls visible to the layer.
+//! A session manager wrapper that makes session calls visible to the layer.
 
 use std::{
     fmt,
@@ -35,10 +35,10 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 ///
 /// The layer cancels these calls by handing a `notifications/cancelled` message directly to the inner manager.
 ///
-/// All methods are forwarded to the inner manager. The layer sees each answer as it passes through, so it does not have to parse
-/// the bodies of session calls. After a client has disconnected, the wrapper keeps reading its stream, so that a detached call
-/// never blocks its session. It also suppresses messages that a cancelled call is still sending, and replays stored events only
-/// to the session they belong to.
+/// All methods are forwarded to the inner manager. The layer observes each answer as it passes through, so it does not have to
+/// parse the bodies of session calls. After a client has disconnected, the wrapper keeps reading its stream, so that a detached
+/// call never blocks its session. It also suppresses messages that a cancelled call is still sending, and replays stored events
+/// only to the session they belong to.
 ///
 /// The layer and the session manager find each other through each request's extensions:
 ///
@@ -158,7 +158,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Returns `None` if the event's call has not ended, if the event is the answer itself, or if nothing is retained.
     ///
-    /// An observer of [`Event::Ended`](crate::Event::Ended) can use this to store the answer elsewhere. Calling it has no side
+    /// An observer of [`Event::Ended`](crate::Event::Ended) can use this to store the answer elsewhere. This method has no side
     /// effects.
     ///
     /// ```
@@ -255,10 +255,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         self.shared.manager.has_session(id).await
     }
 
-    /// Cancels a session's calls, and then closes it.
+    /// Cancels a session's calls and then closes the session.
     ///
-    /// The order matters: a closed session no longer accepts cancels, so rmcp would let its handlers run for another 5 s. Does
-    /// nothing if the current task served a session that has since ended or been replaced.
+    /// The order matters: a closed session no longer accepts cancellations, so rmcp would let its handlers run for another 5 s.
+    /// Does nothing if the current task served a session that has since ended or been replaced.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // Let a task close only the session it served, not one that has since been restored under the same id.
         let served = self.shared.serve_tasks.end(id);
@@ -312,7 +312,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((target, _)), _) => {
                     self.shared.on_client_cancel(id, request, target);
                 }
-                // rmcp does not answer a cancelled call, so forget an untracked one now.
+                // rmcp does not answer a cancelled call, so forget an untracked call now.
                 (Some(request), None, Some(session_use)) => {
                     session_use.suppressed.forget_untracked(&request)
                 }

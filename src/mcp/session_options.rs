@@ -38,24 +38,24 @@ impl<M> CancellableSessionManager<M> {
     /// Off by default, and only affects sessions created afterwards. Many clients never end their sessions; this option closes
     /// those sessions earlier than the [`idle_timeout`](Self::idle_timeout) would. A client is considered disconnected from the
     /// moment it drops its last stream, whether standalone or for a call, until its next request. The timeout only starts once
-    /// nothing is using the session any more, so not before its calls' grace periods have ended.
+    /// nothing is using the session any more, and therefore not before its calls' grace periods have ended.
     ///
-    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
+    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. After that, they
     /// only send requests, so the timeout must be longer than the pauses between a client's requests. After a longer pause, the
     /// client receives a 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// # Edge cases
     ///
     /// - All streams are taken into account, including those of untracked calls, and even without a layer. If a client
-    ///   disconnects from an untracked call before the answer, this timeout never closes its session, because the call might
+    ///   disconnects from an untracked call before it is answered, this timeout never closes its session, because the call might
     ///   still be running.
     /// - If the server ended the stream, the client is not considered disconnected, because the server might have asked it to
     ///   wait.
     /// - On a dead network, a disconnect is detected late, and is then treated as if it had happened after any requests the
     ///   client has sent over other connections in the meantime.
     /// - With an event store, or with a session manager other than rmcp's own, an event id does not show which stream it belongs
-    ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ones sent
-    ///   on the session's standalone streams. Otherwise it is treated as an untracked call's stream.
+    ///   to. A resumed stream is then treated as standalone if the client's last event id is among the 64 most recent ids sent on
+    ///   the session's standalone streams. Otherwise it is treated as an untracked call's stream.
     ///
     /// ```
     /// use std::time::Duration;
@@ -85,9 +85,9 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default, so an open standalone stream keeps its session open, even if its client no longer uses the session, or has
     /// disconnected from a proxy that still has the connection open. This option only affects sessions created afterwards. With
-    /// it, a session whose client only listens is closed after the [`idle_timeout`](Self::idle_timeout), which ends the stream,
-    /// so this timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript and Python SDKs do
-    /// not open a new session on their own.
+    /// it, even a session whose client is listening is closed after the [`idle_timeout`](Self::idle_timeout), which ends the
+    /// stream. This timeout must therefore be longer than the pauses between a client's requests. After a 404, the TypeScript and
+    /// Python SDKs do not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tracks what keeps a session from being idle: requests, and streams being read.
+//! Tracks what keeps a session from being idle: requests and streams being read.
 //!
 //! A request uses its session from the moment the layer receives it (or the manager, if there is no layer) until the response
 //! head is ready. A stream uses its session until it is dropped, even if only a background task is still reading it. Calls
@@ -33,7 +33,7 @@ pub(super) enum ClientStream {
     None,
     /// A tracked call's stream, which reports disconnects itself, or an answered call's stream.
     Call,
-    /// An untracked call's stream. If it is dropped before the answer, the call might keep running unobserved.
+    /// An untracked call's stream. If it is dropped before the answer arrives, the call might keep running unobserved.
     Untracked,
     /// A standalone stream, which stays open until the server ends it or the client disconnects.
     Standalone,

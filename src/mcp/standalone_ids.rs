@@ -1,4 +1,4 @@
-//! Recognises resumed standalone streams, by the most recent event ids sent on them.
+//! Recognises resumed standalone streams by the most recent event ids sent on them.
 //!
 //! This is needed where an event id does not show which stream it belongs to: with an event store, or with a session manager
 //! other than rmcp's own. A stream resumed after an older event is not recognised and is treated as an untracked call's stream.

@@ -1,6 +1,6 @@
 //! A session's event streams.
 //!
-//! They detect when a call has ended, and filter out messages from cancelled calls.
+//! They detect when a call has ended and filter out messages from cancelled calls.
 
 use std::{
     pin::{Pin, pin},
@@ -28,8 +28,8 @@ use crate::{
 
 /// The inner manager's stream for a request or a resume.
 ///
-/// If it is dropped while its call is still running, a task reads the rest of it, so that the answer is still seen and an unread
-/// channel never blocks the session.
+/// If it is dropped while its call is still running, a task reads the rest of it, so that the answer is still observed and an
+/// unread channel never blocks the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
     // Boxed because `Drop` moves it to the task, and it might not be `Unpin`. The allocation is small: a stream from rmcp's own
     // manager is the size of a pointer.
@@ -152,7 +152,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if has_ended {
             call.reader = StreamReader::None;
         } else {
-            // Set the reader first, so that it still sees the call end if dropping the stream detaches the call.
+            // Set the reader first, so that it can still tell when the call ends if dropping the stream detaches the call.
             call.set_background_reader();
             call.attachment.on_stream_dropped();
         }
@@ -162,6 +162,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         {
             session_use.on_disconnect();
         }
+        // Only a call that is still running needs a task to read its stream.
         if !has_ended && cancelled.is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_in_background(stream, call, self.session_use.take());
@@ -288,10 +289,10 @@ impl BoundCall {
         exchange.add_background_reader(*id);
     }
 
-    /// Records that the stream has ended without the answer.
+    /// Records that the stream ended before the answer was delivered.
     ///
-    /// If it was the last stream, only the session's transport can still see the answer. Any stream of the call that is still
-    /// open has replaced this one.
+    /// If it was the last stream, only the session's transport can still observe the answer. Any stream of the call that is
+    /// still open has replaced this one.
     fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {
@@ -313,6 +314,7 @@ impl BoundCall {
             EventIdFormat::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
             EventIdFormat::Other => None,
         };
+        // With rmcp's format, all of a stream's events share its number, so it has to be recorded only once.
         if number.is_none() || number != self.stream {
             let (call, format) = (self.attachment.id, self.event_id_format);
             exchange.with_session(|session| session.record_event_id(call, id.as_bytes(), format));

@@ -7,8 +7,8 @@
 //! error in place of the reply.
 //!
 //! 1. Only `send` records requests to the client, and it cannot run while a `receive` is pending, because both take `&mut self`.
-//!    A `receive` that finds none therefore does not have to be woken for a new one.
-//! 2. A request to the client is refused or answered, but never lost, because one lock covers both checking for a cancelled call
+//!    A `receive` that finds no request therefore does not have to be woken for a new request.
+//! 2. Every request to the client is either refused or answered, because a single lock covers both checking for a cancelled call
 //!    and recording the request.
 
 use std::{
@@ -42,7 +42,7 @@ use crate::lock::lock;
 /// can run at once: if there are ever more, the session never suppresses anything again.
 const MAX_SUPPRESSED: usize = 256;
 
-/// A session's cancelled calls, and the requests that its calls have made to the client.
+/// A session's cancelled calls and the requests that its calls have made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
     /// Whether `state` contains any calls or requests to the client. If not, only requests to the client take the lock.
@@ -70,7 +70,7 @@ struct SuppressionState {
 struct HashedIds {
     /// `None` if another call has reused the id.
     request_id: Option<u64>,
-    /// `None` if the call has no token, or another call has reused it.
+    /// `None` if the call has no token or another call has reused it.
     progress_token: Option<u64>,
 }
 
@@ -129,7 +129,7 @@ impl Suppressed {
 
     /// Removes an untracked call that has been refused or cancelled.
     ///
-    /// Other calls are removed once they are answered, but this one will never be answered.
+    /// Other calls are removed once they are answered, but a refused or cancelled call will never be answered.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -149,7 +149,7 @@ impl Suppressed {
         });
     }
 
-    /// Decides what to do with a message to the client, and records it if it is sent.
+    /// Decides what to do with a message to the client and records it if it is to be sent.
     pub(super) fn decide(&self, message: &ServerJsonRpcMessage) -> SendDecision {
         let is_request = matches!(message, ServerJsonRpcMessage::Request(_));
         if !is_request && !self.is_active() {
@@ -167,7 +167,7 @@ impl Suppressed {
 
     /// Returns `true` if a message from a stream belongs to a cancelled call.
     ///
-    /// Needed because the message might have been sent before the call was cancelled.
+    /// This is needed because the message might have been sent before the call was cancelled.
     pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         self.is_active() && self.state().is_suppressed(message)
     }
@@ -181,7 +181,7 @@ impl Suppressed {
         }
     }
 
-    /// Returns an error in place of the client's reply to an abandoned request, if there is one.
+    /// Returns an error that replaces the client's reply, if a request has been abandoned.
     #[cold]
     pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let id = self.update(|state| state.requests_to_client.next_abandoned())?;

@@ -1,6 +1,6 @@
 //! A session's transport.
 //!
-//! It suppresses messages from cancelled calls, and answers the requests that those calls have made to the client.
+//! It suppresses messages from cancelled calls and answers the requests that those calls have made to the client.
 
 use std::{
     borrow::Cow,
@@ -48,7 +48,7 @@ pub struct CancellableTransport<T> {
 pin_project! {
     /// A future that sends a message to the client.
     ///
-    /// A named type, so that the inner future, which contains the large message, is built in place.
+    /// This is a named type so that the inner future, which contains the large message, is built in place.
     #[project = SendingProj]
     enum Sending<F> {
         Forwarded { #[pin] sending: F },
@@ -62,7 +62,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// As cancel-safe as the inner future, because the poll that removes an error also returns it.
+    /// This is as cancel-safe as the inner future, because the poll that removes an error also returns it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,
@@ -189,7 +189,7 @@ where
             }
             Poll::Pending if this.suppressed.is_active() => {
                 this.suppressed.register_waker(cx.waker());
-                // An error might have been added before the waker was registered.
+                // Check again, because an error might have been added before the waker was registered.
                 this.suppressed
                     .error_reply()
                     .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))

@@ -1,11 +1,11 @@
 //! The response body, from the head until it ends.
 //!
-//! Dropping the body before it has ended is treated as a disconnect. It has ended as soon as one of these is true, listed in the
-//! order in which hyper can see them:
+//! Dropping the body before it has ended is treated as a disconnect. It has ended as soon as one of the following is true, in
+//! the order in which hyper can notice them:
 //!
 //! 1. the body reports that it has ended ([`Body::is_end_stream`]), even before the first poll;
 //! 2. the body's length is known and all its bytes have been sent, so hyper does not poll it again;
-//! 3. a frame contains trailers, which nothing may follow (RFC 9110, section 6.5), so hyper does not poll again either;
+//! 3. a frame contains trailers, which nothing may follow (RFC 9110, section 6.5), so hyper does not poll it again, either;
 //! 4. a poll returns `None`.
 //!
 //! An error is treated as a disconnect, too, because the client has not received its answer and its connection is closed.
@@ -183,7 +183,7 @@ where
 impl<B: Default> Default for ResponseBody<B> {
     /// Returns an empty body that belongs to no call.
     ///
-    /// Outer layers can use it for their own answers.
+    /// Outer layers can use it for their own responses.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }

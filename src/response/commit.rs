@@ -1,8 +1,8 @@
-//! Converts the inner answer to events, for a response whose head was sent early.
+//! Converts the inner answer to events for a response whose head was sent early.
 //!
 //! Once the client has received `200 text/event-stream`, whatever the inner service responds with has to be sent as events.
 //! Events are passed through unchanged, a JSON body becomes the data of a single event, and any other answer becomes a JSON-RPC
-//! error. The inner answer's headers are lost.
+//! error. The inner answer's headers are discarded.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Once a refusal has exceeded this many bytes, it is not read any further.
 ///
-/// The only part of interest is a JSON-RPC error, and those are shorter.
+/// Only a JSON-RPC error would be of interest, and JSON-RPC errors are shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// Resolves to the inner service's answer, or to `None` if the service fails.
@@ -55,6 +55,7 @@ enum CommitStage<B> {
     Ended,
 }
 
+/// Converts a JSON body to a single event.
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
@@ -164,7 +165,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head has already been sent, and does not declare this encoding.
+                // The head has already been sent and does not declare this encoding.
                 guard.report_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -217,7 +218,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
 
 /// Replaces line breaks in JSON with spaces.
 ///
-/// This does not change its meaning, because line breaks can only occur between tokens.
+/// This does not change the JSON's meaning, because line breaks can only occur between tokens.
 fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -231,7 +232,7 @@ fn replace_line_breaks(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event contains the body's JSON-RPC error if there is one, or otherwise an error with the status.
+/// The event contains the JSON-RPC error from the body or, if there is none, an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

@@ -37,7 +37,7 @@ use crate::{
 
 /// The probe interval for a stream whose head was sent early, if [`keep_alive`] is not set.
 ///
-/// A quarter of the shortest default idle timeout among proxies.
+/// This is a quarter of the shortest default idle timeout among proxies.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
@@ -47,7 +47,7 @@ const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// The interval is [`commit_after`](crate::CancelOnDisconnectLayer::commit_after) if that is longer.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Used in place of a duration that would overflow an instant.
+/// Stands in for a duration that would overflow [`Instant`].
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The status nginx logs when a client disconnects before the response.
@@ -85,7 +85,8 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set if the call was answered before the inner service returned the response head. A drain waits for this guard.
+        // Set if the call was answered before the inner service returned the response head. A drain waits until this guard has
+        // been dropped.
         delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
@@ -106,7 +107,7 @@ pin_project! {
 /// middleware is holding it back.
 #[derive(Default)]
 enum UseUntilHead {
-    /// Either no poll has returned `Pending` yet, or a session manager had already bound the call when one did.
+    /// No poll has returned `Pending` yet, or a session manager had bound the call by then.
     #[default]
     NotStarted,
     /// `None` if no session manager has the session.

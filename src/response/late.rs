@@ -40,6 +40,7 @@ enum LateStage {
     Ended,
 }
 
+/// A stream being buffered until the answer turns up.
 struct HeldBack {
     request: RequestId,
     error: Bytes,

@@ -1,11 +1,11 @@
-//! The response: first its future, then its body.
+//! The response: first the future that resolves to its head, then its body.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `future` | the response future, up to the response head; decides whether to send the head early |
 //! | `body` | the response body, of any kind; defines when it has ended |
 //! | `stream` | the body of an event stream: injects probes and messages, and detects clients that stop reading |
-//! | `slot` | owns a stream's inner body, so that the timer can drop it, too |
+//! | `slot` | owns a stream's inner body so that the timer can drop it, too |
 //! | `commit` | converts the inner answer to events, if the head was sent early |
 //! | `late` | the stream for a client that resumes a cancelled call: the answer if the server has it, otherwise the error |
 

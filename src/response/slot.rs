@@ -1,4 +1,4 @@
-//! Owns a stream's inner body, so that the timer can drop it even if hyper does not poll.
+//! Owns a stream's inner body so that the timer can drop it even if hyper does not poll.
 //!
 //! hyper polls a body only while the client is reading, so a client that stops reading would otherwise keep the inner body open
 //! forever and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). That is why the
@@ -30,6 +30,7 @@ use crate::{
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, TimerHandle},
 };
 
+/// Owns a stream's inner body between polls.
 pub(super) struct BodySlot<B> {
     state: Mutex<State<B>>,
     /// Boxed, because few layers have a stall timeout.
@@ -38,13 +39,13 @@ pub(super) struct BodySlot<B> {
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Behind the same lock, because one lock is cheaper than two.
+    /// Protected by the same lock, because one lock is cheaper than two.
     reader: Option<Waker>,
     /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,
 }
 
-/// Injected messages, and why the slot was closed.
+/// Injected messages and the reason the slot was closed.
 #[derive(Default)]
 struct Injected {
     messages: VecDeque<Bytes>,
@@ -52,7 +53,7 @@ struct Injected {
 }
 
 pin_project! {
-    /// The inner body, and the guard that reports when it is dropped.
+    /// The inner body and the guard that reports when it is dropped.
     pub(super) struct InnerBody<B> {
         // Declared first, so that the token fires before the inner body's destructors run.
         guard: Guard,
@@ -89,7 +90,7 @@ pub(super) enum Next<B> {
     Closed,
 }
 
-/// Measures how long ago the client stopped reading.
+/// Measures how long the client has not been reading.
 struct Stall {
     limit: Duration,
     created_at: Instant,
@@ -126,7 +127,7 @@ impl<B> BodySlot<B> {
     /// This has no effect without a stall timeout.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
-            // Never set before, because this is called only once per slot.
+            // Always succeeds, because this is called only once per slot.
             let _ = stall.timer.set(timer);
         }
     }
@@ -172,7 +173,7 @@ impl<B> BodySlot<B> {
 
     /// Returns the reader's next step.
     ///
-    /// A message is returned only at a boundary. From now on, `waker` wakes the reader.
+    /// A message is returned only at a boundary. After this, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, previous) = {
             let mut state = self.state();
@@ -297,6 +298,7 @@ impl<B: Send> OnDeadline for BodySlot<B> {
         }
         let rearm_at = now.checked_add(stall.limit);
         let deadline = match stall.delivered_at.load(Ordering::Relaxed).checked_sub(1) {
+            // The reader is waiting for the next frame, so the client has not stalled.
             None => rearm_at?,
             Some(elapsed) => {
                 let delivered_at = stall

@@ -5,8 +5,8 @@
 //! layer terminates that event before sending the error.
 //!
 //! With a stall timeout, the stream delivers large frames in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame only
-//! once it has written the last one to the socket, so a client that reads a large frame slowly would otherwise be mistaken for a
-//! stalled one.
+//! once it has written the previous frame to the socket, so a client that reads a large frame slowly would otherwise be mistaken
+//! for a stalled client.
 
 use std::{
     mem,
@@ -42,6 +42,7 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 /// small.
 const MAX_PIECE: usize = 16 * 1024;
 
+/// A body that forwards the inner body and injects messages into it.
 pub(super) struct EventStream<B> {
     slot: Arc<BodySlot<B>>,
     content: Content,
@@ -192,7 +193,7 @@ where
                         break;
                     }
                 },
-                // The call was cancelled by this server, and its client receives the error after the current frame.
+                // This server cancelled the call, so the client receives the error after the current frame.
                 Next::Closed if self.slot.was_closed_with_error() && !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
                     let piece = self.split_piece(rest);
@@ -247,7 +248,7 @@ where
         frame
     }
 
-    /// Lets the tap read bytes from the inner body, and forwards them.
+    /// Lets the tap read bytes from the inner body and forwards them.
     fn observe(&mut self, body: &mut Pin<Box<InnerBody<B>>>, bytes: Bytes) -> B::Data {
         if let Some(tap) = body.as_mut().guard().tap() {
             tap.read(&bytes);
@@ -260,7 +261,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange, at most once, if its call has ended but the inner body has not.
+    /// Returns the exchange, at most once, if the call has ended but the inner body has not.
     fn exchange_to_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed

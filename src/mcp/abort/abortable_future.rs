@@ -1,6 +1,6 @@
 //! The future that runs a handler's method.
 //!
-//! It resolves to the handler's result, or to an error if the handler has been stopped or has panicked.
+//! It resolves to the handler's result, or to an error if the handler was stopped or panicked.
 
 use std::{
     borrow::Cow,
@@ -97,7 +97,7 @@ where
     }
 }
 
-/// Polls a handler, or returns `None` if it panics now or panicked before returning its future.
+/// Polls a handler. Returns `None` if it panics, or if it panicked before returning its future.
 fn poll_handler<F: Future>(
     mut handler: Pin<&mut Option<F>>,
     cx: &mut Context<'_>,
@@ -120,8 +120,8 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 impl RequestInfo {
     /// Creates a description of the request and links the context's token to the call.
     ///
-    /// From then on, cancelling the call fires that token. Only the context holds this token, which rmcp creates as a child of
-    /// the one it stores for the request.
+    /// After that, cancelling the call fires that token. Only the context holds it: rmcp creates it as a child of the token it stores
+    /// for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
@@ -146,7 +146,7 @@ impl RequestInfo {
         self
     }
 
-    /// Returns the call's own token if the context's token has fired only because of a dropped stream.
+    /// Returns the call's own token if only a dropped stream fired the context's token.
     ///
     /// A dropped stream must not stop the handler, but if a call has no session, rmcp fires the context's token as soon as the stream is
     /// dropped, regardless of the call's grace period.

@@ -16,7 +16,7 @@ mod forward;
 
 /// How long a cancelled handler may keep running before it is dropped.
 ///
-/// Enough time to check its token and clean up.
+/// This gives it enough time to check its token and clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// A [`ServerHandler`] wrapper that stops cancelled handlers even if they ignore their token.
@@ -56,8 +56,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// # What it stops
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. With `AbortOnCancel`, the
-/// [`CallToken`](crate::CallToken) also fires its handler's [`RequestContext::ct`]. Without it, `ct` does not fire for two kinds
-/// of cancel: those for calls under protocol revision 2026-07-28 whose events are stored, and those that could not be injected.
+/// [`CallToken`](crate::CallToken) also fires its handler's [`RequestContext::ct`]. Without it, `ct` does not fire in two cases:
+/// if the call is under protocol revision 2026-07-28 and its events are stored, or if the cancellation could not be injected.
 ///
 /// | stopped | runs to completion |
 /// |---|---|
@@ -65,8 +65,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// | all lists, `server/discover`, `skills/get`, `resources/directory/read` | `resources/subscribe`, `resources/unsubscribe` |
 /// | requests with any other method | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
-/// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
-/// and must not be interrupted halfway.
+/// The requests on the left do work for their client. Most of the requests on the right change what the server stores about the
+/// client and must not be interrupted halfway.
 ///
 /// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task spawned by the
 /// handler, unless the handler owns it through a `JoinSet` or an `AbortOnDropHandle`. Such work has to check a token, or register

@@ -1,7 +1,7 @@
 //! An arena for the text of a session's small answers.
 //!
-//! Without it, each retained answer would consist of a few small allocations that live for a minute among short-lived ones. That
-//! would slow down the allocator, and cost more than everything else this crate does.
+//! Without it, each retained answer would consist of a few small allocations that live for a minute among short-lived
+//! allocations. That would slow down the allocator, and cost more than everything else this crate does.
 
 use std::sync::Mutex;
 
