@@ -23,7 +23,7 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 /// What is known about a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
-    /// Whether the stream has carried an event id, which its client can use to request the rest.
+    /// Whether the stream has carried an event id, which its client can use to resume it.
     pub(crate) replayable: bool,
     /// The server's `retry`: how long the client waits before resuming.
     pub(crate) retry: Option<Duration>,
@@ -33,7 +33,7 @@ pub(crate) struct StreamEnd {
     pub(crate) stored: bool,
 }
 
-/// What to do with a call whose stream has just ended without the answer.
+/// What to do with a call whose stream has just ended before the answer was delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DisconnectAction {
     CancelNow,
@@ -89,7 +89,7 @@ impl Grace {
         }
     }
 
-    /// Decides what to do with a call whose stream has ended without the answer.
+    /// Decides what to do with a call whose stream ended before the answer was delivered.
     pub(crate) fn decide(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;

@@ -1,6 +1,6 @@
 //! Open streams that a drain might not find through an in-flight call.
 //!
-//! These include standalone and resumed streams, and those whose call has ended or whose request has no call.
+//! These include standalone and resumed streams, and streams whose call has ended or whose request has no call.
 
 use std::{
     mem,

@@ -4,7 +4,7 @@ use super::lines::{Lines, Piece};
 
 /// Finds the places between two events in a body.
 ///
-/// The start of the body counts as one, and so does the end of a comment between events. If a CR LF has been split, its line feed
+/// The start of the body counts as such a place, and so does the end of a comment between events. If a CR LF has been split, its line feed
 /// might still follow, but after an injected message that is only a blank line, which does not end any event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {

@@ -102,6 +102,7 @@ impl LatenessTracker {
         self.now
     }
 
+    /// Returns how long after `at` the timer could first have handled a deadline at that time.
     pub(crate) fn lateness(&self, at: Instant) -> Duration {
         let (first, _) = self.first_turn;
         let mut stalls = self.stalls.iter().chain([&self.last_gap]);

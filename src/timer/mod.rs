@@ -221,7 +221,7 @@ impl Drop for Timer {
 // === impl TimerHandle ===
 
 impl TimerHandle {
-    /// Moves the deadline to `at`, unless an earlier one is set.
+    /// Moves the deadline to `at`, unless an earlier deadline is set.
     ///
     /// Can be called while the target is running. The earlier of this deadline and the one returned by the target then applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {

@@ -69,7 +69,7 @@ impl CallToken {
     ///
     /// The call is cancelled as if its client had disconnected and could not resume, with the reason
     /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected receives only what the gateway sends.
-    /// Nothing changes if the call has already ended, or if it is one that disconnects never cancel.
+    /// Nothing changes if the call has already ended, or if disconnects never cancel it.
     ///
     /// ```
     /// use std::convert::Infallible;

@@ -55,7 +55,7 @@ pub(crate) struct KeyHasher {
 
 /// The sessions sharing a session state's id.
 ///
-/// There is one for each scope in which a call has had a key.
+/// There is one session for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,

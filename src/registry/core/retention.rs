@@ -3,7 +3,7 @@
 //! A disconnected client may resume a stream whose call has ended in the meantime. It then receives the retained outcome: the answer, or an
 //! error if the call was cancelled. The client may resume any number of times.
 //!
-//! Each session id has one queue of retained calls, ordered by when they expire, so expired ones are always at its head. Nearly all calls
+//! Each session id has one queue of retained calls, ordered by when they expire, so expired calls are always at its head. Nearly all calls
 //! are retained for the same time and join the queue at its back. Retained calls are not in a map, because late clients are rare and a
 //! resume only searches its own session's calls.
 //!
@@ -43,7 +43,7 @@ pub(crate) struct EvictedAnswer {
     /// The call's session id.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// The size it was counted as.
+    /// The size counted for the outcome.
     pub(crate) bytes: usize,
 }
 
@@ -67,6 +67,7 @@ pub(super) const SESSION_OVERHEAD: usize = 832;
 #[derive(Debug)]
 pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
+/// A session id's retained calls, and the space they take up.
 #[derive(Debug)]
 struct RetainedQueue<A> {
     /// Ordered by `until`.
@@ -81,7 +82,7 @@ struct RetainedQueue<A> {
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, evicting the session id's older ones to make room.
+    /// Retains an ended call if it fits, evicting the session id's older calls to make room.
     ///
     /// If other sessions take the space in the meantime, the call is not retained despite the evictions. Returns `true` if there are
     /// evictions to report.
@@ -128,7 +129,8 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Returns the outcome of the retained call that an event belongs to. If there are several, the last to have started counts.
+    /// Returns the outcome of the retained call that an event belongs to. If there are several, the call that started last takes
+    /// precedence.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,
@@ -342,7 +344,7 @@ impl<A> RetainedQueue<A> {
         Some(call)
     }
 
-    /// Records an undelivered answer, so that its eviction is reported. A delivered one needs no report.
+    /// Records an undelivered answer, so that its eviction is reported. The eviction of a delivered answer need not be reported.
     #[cold]
     fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
         if call.delivery_state == DeliveryState::Undelivered {
