@@ -44,7 +44,7 @@ pub(crate) enum DisconnectAction {
 // === impl StreamEnd ===
 
 impl StreamEnd {
-    /// Returns `true` if the call's client may resume on another server, unseen by this one.
+    /// Returns `true` if the client may resume on another server, unnoticed by this server.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)

@@ -20,7 +20,7 @@ pub(crate) struct McpHeaders<'a> {
     pub(crate) is_encoded: bool,
 }
 
-/// The values of one header.
+/// A header's value, and whether the header is repeated.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Header<'a> {
     #[default]

@@ -99,7 +99,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that returns a call's policy, replacing any previous one.
+    /// Sets the closure that returns a call's policy, replacing any previous closure.
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
@@ -181,7 +181,9 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that decides whether an orphan is cancelled, replacing any previous one.
+    /// Sets the closure that decides whether an orphan is cancelled.
+    ///
+    /// This replaces any previous closure.
     ///
     /// An orphan is a call whose client has not resumed within its grace period.
     ///

@@ -17,26 +17,28 @@
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next generation. A call is attached while at
 //!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
 //! 5. **Pending resumes are counted.** While a resume of any of the call's streams is pending, the grace period does not expire until
-//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A refused or dropped resume does not affect the other pending ones.
+//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A refused or dropped resume does not affect any other pending resume.
 //! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
 //!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). None of these has any effect if the expiry no longer holds by then. After a confirmation, the timer is
-//!    checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended the grace period, the confirmation
-//!    is requested again. Resumes that deliver no events renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row,
-//!    but they are only recognised if no session manager tracks the call. A resume that is turned away counts towards this limit
-//!    ([`SessionState::renew_grace`]).
+//!    [`SessionState::postpone`]). None of these has any effect if the expiry no longer holds by then.
+//!    - After a confirmation, the timer is checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended
+//!      the grace period, the confirmation is requested again.
+//!    - Resumes that deliver no events renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only
+//!      recognised if no session manager tracks the call. A resume that is turned away counts towards this limit
+//!      ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** If a grace period is found to have expired late, the runtime has been stalled and resumes may be waiting in the
-//!    accept queue, so the call is not cancelled at once. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD)
-//!    late, or if the call's own runtime is stalled and another runtime is handling the call, the grace period is extended once, by at
-//!    least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is rechecked every
-//!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
-//!    or until it has been rechecked [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A late expiry may also be discovered by a resume
-//!    before the timer runs. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the
-//!    timer task, because that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)). A
-//!    retained call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not rechecked
-//!    otherwise.
+//!    accept queue, so the call is not cancelled at once. A late expiry may also be discovered by a resume before the timer runs.
+//!    - If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or if the call's own runtime is stalled and
+//!      another runtime is handling the call, the grace period is extended once, by at least [`call_timers::MAX_RESUME_WAIT`].
+//!    - Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is rechecked every
+//!      [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE)
+//!      late or it has been rechecked [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times.
+//!    - A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, because
+//!      that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    - A retained call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not
+//!      rechecked otherwise.
 //! 8. **Event ids.** An event id identifies the stream it was seen on. If it is in rmcp's own format, any other event id with the same
-//!    stream number identifies that stream as well ([`EventIdFormat`]). A call stores its first event id and the latest
+//!    stream number identifies that stream too ([`EventIdFormat`]). A call stores its first event id and the latest
 //!    [`event_ids::MAX_EVENT_IDS`]. Older opaque ids are still recognised as possibly belonging to the call ([`forgotten_ids`]). If one of
 //!    its streams cannot be read, any unknown id in the session may belong to the call.
 //! 9. **A reused id** untracks the older call without cancelling it. The older call is returned to the caller exactly once, for reporting.

@@ -1,4 +1,4 @@
-//! Tracks in-flight calls and retains the outcomes of ended ones.
+//! Tracks in-flight calls and retains the outcomes of ended calls.
 //!
 //! Calls are grouped by session. `core` is the state machine for a single session id, and has neither a clock nor a lock. `session_map`
 //! stores one of these states per session id, each behind its own lock, and the timer checks the sessions with expired deadlines. A lock is
@@ -156,7 +156,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Starts closing a session: removes its retained calls and returns its accepted ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted calls.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()

@@ -6,8 +6,8 @@ use super::lines::BOM;
 
 /// Forwards a body, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM is only recognised at the very start of a stream, so after an injected message it would be part of the first line. A BOM can be
-/// split across frames, so bytes that might turn out to be a BOM are held back.
+/// A BOM is only recognised at the very start of a stream, so after an injected message it would be part of the first line. A BOM
+/// can be split across frames, so bytes that might turn out to be a BOM are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing has been sent yet.
@@ -31,8 +31,8 @@ impl BomFilter {
 
     /// Returns the bytes to send for a frame: any held-back bytes, followed by the frame.
     ///
-    /// No bytes are returned while they might belong to a BOM, and a complete BOM is removed. Bytes still held back when the body ends are
-    /// dropped.
+    /// No bytes are returned while they might belong to a BOM, and a complete BOM is removed. Bytes still held back when the body
+    /// ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;

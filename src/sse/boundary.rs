@@ -4,8 +4,8 @@ use super::lines::{Lines, Piece};
 
 /// Finds the places between two events in a body.
 ///
-/// The start of the body counts as such a place, and so does the end of a comment between events. If a CR LF has been split, its line feed
-/// might still follow, but after an injected message that is only a blank line, which does not end any event.
+/// The start of the body counts as such a place, and so does the end of a comment between events. If a CR LF has been split, its
+/// line feed might still follow, but after an injected message that is only a blank line, which does not end any event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,

@@ -15,7 +15,7 @@ const MAX_DATA: usize = 4 * 1024 * 1024;
 /// resume after a longer id.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// Maximum `retry`. An exchange cannot store a longer one.
+/// Maximum `retry`. An exchange cannot store a longer delay.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// The parts of an event that matter to the calls on its stream.

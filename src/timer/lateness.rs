@@ -19,7 +19,7 @@ pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 /// Maximum lateness at which a deadline still counts as on time.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
-/// Maximum number of stalls tracked during a backlog. Beyond that, the oldest ones are merged.
+/// Maximum number of stalls tracked during a backlog. Beyond that, the oldest stalls are merged.
 const MAX_STALLS: usize = 16;
 
 /// How promptly a deadline is handled.

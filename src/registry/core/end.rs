@@ -93,7 +93,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Starts closing a session: removes its retained calls and returns its accepted ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted calls.
     ///
     /// The accepted calls' event ids are removed too, because a reopened session restarts its stream numbering.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {

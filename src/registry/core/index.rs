@@ -23,7 +23,7 @@ pub(super) enum StreamId {
     Opaque(u64),
 }
 
-/// An event id, parsed and hashed for comparison with known ones.
+/// An event id, parsed and hashed for comparison with known ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
     /// Index and stream. `None` if the id is not in rmcp's format.

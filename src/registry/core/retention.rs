@@ -12,11 +12,11 @@
 //! 1. Each session id has a limit in bytes, and may retain at most [`MAX_DELIVERED`] delivered calls. If a call would exceed one of these
 //!    limits, any expired calls are removed first. If that is not enough, delivered calls are evicted, then undelivered ones, in each case
 //!    starting with the one that expires first.
-//! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one.
+//! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered call.
 //!    Within each of these limits, a session retains no more bytes than remain for all the others ([`Totals::try_add_bytes`]), so a few
 //!    sessions cannot take all the space.
 //! 3. A call is never evicted to make room for another session id's call or for a call that would not fit anyway, and an undelivered call
-//!    is never evicted for a delivered one. A call that cannot fit is not retained.
+//!    is never evicted for a delivered call. A call that cannot fit is not retained.
 //! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. If their clients resume, they receive what they
 //!    would have received without this crate.
 
@@ -271,7 +271,7 @@ impl<A> RetainedQueue<A> {
             || is_delivered && self.delivered >= MAX_DELIVERED
     }
 
-    /// Evicts one call to make room for another. Returns `false` if there is none that may be evicted.
+    /// Evicts one call to make room for another. Returns `false` if no call may be evicted.
     fn evict_for(&mut self, call: &RetainedCall<A>, id: &Arc<str>, totals: &Totals) -> bool {
         if self.exceeds_session_limit(call, totals) {
             DeliveryState::ALL
