@@ -46,6 +46,7 @@ pub(crate) enum DisconnectAction {
 impl StreamEnd {
     /// Returns `true` if the client may resume on another server, unnoticed by this server.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
+        // Without a session, only an event store issues event ids.
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
     }
@@ -119,6 +120,7 @@ impl Grace {
 fn default_grace(retry: Option<Duration>) -> Duration {
     let capped_retry = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * capped_retry + Duration::from_secs(5);
+    // Even a `retry` beyond the cap counts once, so that the client can resume.
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 

@@ -335,6 +335,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedPerSession);
+        // If several sessions share the id, `self.detached` also counts the other sessions' calls.
         let is_reached = self.detached >= max
             && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
         if self.session_id.is_some() && is_reached {

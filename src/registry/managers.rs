@@ -38,6 +38,7 @@ impl Managers {
     /// Adds a manager. If the manager has to be added to the overflow list, dropped managers are purged from that list first.
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut rest = Some(manager);
+        // The first free slot takes the manager.
         for slot in &self.inline {
             rest = rest.and_then(|manager| slot.set(manager).err());
         }

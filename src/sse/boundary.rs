@@ -37,6 +37,7 @@ impl Boundary {
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
                 Piece::Bom => (self.in_line, self.in_event) = (false, false),
+                // If the rest of the BOM does not follow, these bytes are the start of a line.
                 Piece::PartOfBom => (self.in_line, self.in_event) = (true, true),
                 Piece::Text { text, ends } => {
                     if !self.in_line && !text.is_empty() {

@@ -273,6 +273,7 @@ impl<A> RetainedQueue<A> {
 
     /// Evicts one call to make room for another. Returns `false` if no call may be evicted.
     fn evict_for(&mut self, call: &RetainedCall<A>, id: &Arc<str>, totals: &Totals) -> bool {
+        // The session's limit applies to all of its calls together, but each total only to calls in the same delivery state.
         if self.exceeds_session_limit(call, totals) {
             DeliveryState::ALL
                 .into_iter()
