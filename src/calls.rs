@@ -149,7 +149,7 @@ impl Calls {
 
     /// Cancels all of a session's calls except tasks, and returns how many were cancelled.
     ///
-    /// Cancels none if two servers behind the layer have issued the same session id and both have calls in flight under it.
+    /// Cancels no calls if two servers behind the layer have issued the same session id and both have calls in flight under it.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
@@ -169,7 +169,7 @@ impl Calls {
 
     /// Records that a client has resumed a call on another server, through a shared event store.
     ///
-    /// From then on, the call keeps running without a client on this server, even if the loss of its old connection is only detected later.
+    /// After that, the call keeps running on this server without a client, even if the loss of its old connection is only detected later.
     /// The usual rules apply again once the client resumes on this server. Returns `false` if no in-flight call can have sent that event
     /// id. [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use this method.
     ///
@@ -185,7 +185,7 @@ impl Calls {
             .registry
             .with_session(session, |state| state.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
-        // `any` would stop at the first call.
+        // Count all matches, because `any` would stop at the first call.
         calls
             .filter(|(id, exchange)| exchange.mark_maybe_resumed(*id))
             .count()
@@ -196,8 +196,8 @@ impl Calls {
     ///
     /// The drain also waits for answers still on their way to their clients, but not for subscriptions to end. Calls are cancelled as
     /// [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. The drain then closes all of the layer's open event streams,
-    /// including standalone ones and subscriptions, and from then on closes any new one. Calls started later are cancelled at once, unless
-    /// they run as tasks.
+    /// including standalone streams and subscriptions, as well as any stream opened after that. Calls started later are cancelled at once,
+    /// unless they run as tasks.
     ///
     /// On its own, `axum::serve(…).with_graceful_shutdown(…)` never finishes while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new calls arrive while the old ones are ending. A drain cannot end a connection on
@@ -233,10 +233,10 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// A drain dropped before it completes has cancelled either none of the remaining calls or all of them, and in the latter case the
-    /// cancellations are still delivered. Several drains can run concurrently. Once the first one has cancelled the remaining calls, the
-    /// others complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a cancellation while
-    /// it was waiting.
+    /// A drain dropped before it completes has cancelled either all of the remaining calls or none of them. If it has cancelled them, the
+    /// cancellations are still delivered. Several drains can run concurrently. Once the first drain has cancelled the remaining calls, the
+    /// other drains complete too, unless a call that runs as a task remains. Each drain counts the calls that ended without a cancellation
+    /// while it was waiting.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {

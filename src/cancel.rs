@@ -9,7 +9,7 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancellation on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// A guard for a possible upcoming cancellation. While it exists, the call's session is not closed.
+/// Keeps a call's session open while the call may be about to be cancelled.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancellation into the server running a call.

@@ -60,7 +60,7 @@ pub(crate) type Confirming = Pin<Box<dyn Future<Output = Confirmation> + Send>>;
 // === impl Orphan ===
 
 impl<'a> Orphan<'a> {
-    /// Returns the call.
+    /// Returns the orphaned call.
     pub fn call(&self) -> &'a CallInfo {
         self.call
     }

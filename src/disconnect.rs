@@ -23,7 +23,7 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 /// What is known about a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
-    /// Whether the stream has carried an event id, which its client can use to request the rest.
+    /// Whether the stream has carried an event id, which its client can use to resume it.
     pub(crate) replayable: bool,
     /// The server's `retry`: how long the client waits before resuming.
     pub(crate) retry: Option<Duration>,
@@ -33,7 +33,7 @@ pub(crate) struct StreamEnd {
     pub(crate) stored: bool,
 }
 
-/// What to do with a call whose stream has just ended without the answer.
+/// What to do with a call whose stream has just ended before the answer was delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DisconnectAction {
     CancelNow,
@@ -44,8 +44,9 @@ pub(crate) enum DisconnectAction {
 // === impl StreamEnd ===
 
 impl StreamEnd {
-    /// Returns `true` if the call's client may resume on another server, unseen by this one.
+    /// Returns `true` if the client may resume on another server, unnoticed by this server.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
+        // Without a session, only an event store issues event ids.
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
     }
@@ -89,7 +90,7 @@ impl Grace {
         }
     }
 
-    /// Decides what to do with a call whose stream has ended without the answer.
+    /// Decides what to do with a call whose stream ended before the answer was delivered.
     pub(crate) fn decide(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
@@ -119,6 +120,7 @@ impl Grace {
 fn default_grace(retry: Option<Duration>) -> Duration {
     let capped_retry = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * capped_retry + Duration::from_secs(5);
+    // Even a `retry` beyond the cap counts once, so that the client can resume.
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 

@@ -10,6 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 pin_project! {
+    /// Either a body or the bytes that replace it.
     #[project = EitherBodyProj]
     pub(crate) enum EitherBody<B> {
         Body { #[pin] body: B },

@@ -1,6 +1,6 @@
 //! The headers that the layer reads.
 //!
-//! Those needed from every message are collected in a single pass, which is cheaper than looking up each of them.
+//! The headers needed from every message are collected in a single pass, which is cheaper than looking them up one by one.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -20,7 +20,7 @@ pub(crate) struct McpHeaders<'a> {
     pub(crate) is_encoded: bool,
 }
 
-/// The values of one header.
+/// A header's value, and whether the header is repeated.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Header<'a> {
     #[default]
@@ -89,7 +89,7 @@ pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
 /// Returns `true` if, judging by its `Content-Type`, a body cannot be a JSON-RPC message.
 ///
 /// Returns `false` if the header is absent or repeated, and also for `application/json-rpc` and types ending in `+json`, because some
-/// servers accept those as well.
+/// servers accept those too.
 pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
         return false;

@@ -99,12 +99,12 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that returns a call's policy, replacing any previous one.
+    /// Sets the closure that returns a call's policy, replacing any previous closure.
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
     /// For anything that the policy leaves unset, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, regardless of the
-    /// order in which you set the options. If the closure panics, they apply as well.
+    /// order in which you set the options. They also apply if the closure panics.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -181,7 +181,9 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that decides whether an orphan is cancelled, replacing any previous one.
+    /// Sets the closure that decides whether an orphan is cancelled.
+    ///
+    /// This replaces any previous closure.
     ///
     /// An orphan is a call whose client has not resumed within its grace period.
     ///
@@ -294,11 +296,11 @@ impl CancelOnDisconnectLayer {
     /// If the inner service has not answered within `silence` of the call becoming known, the client receives `200 text/event-stream`, then
     /// probes, and finally the answer as an event.
     ///
-    /// Without this option, if a call is answered with JSON, or is a silent call of revision 2026-07-28, there is no response head until
-    /// the handler sends something. Until then, proxies cut off the call at their idle limit, and a vanished client is not detected.
+    /// Without this option, a call answered with JSON has no response head until the handler sends something, and the same is true of a
+    /// silent call of revision 2026-07-28. Until then, proxies cut off the call at their idle limit, and a vanished client is not detected.
     ///
-    /// This is off by default, because the inner response's head is lost: its headers are dropped, and an error status becomes the JSON-RPC
-    /// error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
+    /// This is off by default, because the inner response's head is discarded: its headers are dropped, and an error status becomes the
+    /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
     /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. The layer removes
     /// `Accept-Encoding` from every POST by these clients that may carry JSON, because the request head does not show whether the body is a
@@ -339,10 +341,10 @@ impl CancelOnDisconnectLayer {
     ///
     /// # What counts as reading
     ///
-    /// A large frame is passed on in 16 KiB pieces, so a client that reads it slowly still counts as reading. The layer itself only sees
-    /// hyper request the next piece, which hyper does once its own buffer and the kernel's have room. On Linux the kernel's send buffer
-    /// grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part to about
-    /// 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
+    /// A large frame is passed on in 16 KiB pieces, so a client that reads it slowly still counts as reading. The layer itself only notices
+    /// when hyper requests the next piece, which hyper does once there is room in its own buffer and the kernel's. On Linux the kernel's
+    /// send buffer grows to 4 MB, and the kernel reports room only when a third of it is free. A [`WatchedListener`] limits the unsent part
+    /// to about 100 KiB, so that even a client at 10 KB/s makes progress within seconds.
     ///
     /// On HTTP/2, a client that stops reading one stream can exhaust the entire connection's flow-control window. Then none of its streams
     /// can make progress, and all those waiting to send count as stalled, because the layer cannot determine which of them exhausted the
@@ -395,7 +397,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Adds an observer, which sees everything that happens to calls. A layer can have several observers.
+    /// Adds an observer, which receives every [`Event`]. A layer can have several observers.
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self

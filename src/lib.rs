@@ -63,8 +63,8 @@
 //! It is not a disconnect when a response to HEAD ends, when a body of known length has been sent in full, or when the server ends a
 //! stream.
 //!
-//! A connection that dies silently counts as a disconnect only once a write to it fails, and hyper misses some other cases as well. These
-//! are the remedies:
+//! A connection that dies silently counts as a disconnect only once a write to it fails, and hyper misses some other cases too. These are
+//! the remedies:
 //!
 //! | a client that … | is detected by |
 //! |---|---|
@@ -84,7 +84,7 @@
 //!
 //! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancellation. The default departs from this
 //! only narrowly: it cancels a call if its client cannot resume, or has not resumed within its grace period. [`Grace::Never`] follows the
-//! specification to the letter. From revision 2026-07-28 on, a disconnect MUST cancel, and by default it does.
+//! specification to the letter. From revision 2026-07-28 on, a disconnect MUST cancel the call, and by default it does.
 //!
 //! # Runtimes
 //!

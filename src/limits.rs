@@ -41,11 +41,11 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
-    /// Too many calls are in flight, so the call was never tracked.
+    /// Too many calls were in flight, so the call was never tracked.
     Calls,
-    /// Too many calls are detached, so the call is no longer tracked. It is recorded with an unknown outcome.
+    /// Too many calls were detached, so the call is no longer tracked. It is recorded with an unknown outcome.
     Detached,
-    /// Too many of the session's calls are detached, so the call is no longer tracked. It is recorded with an unknown outcome.
+    /// Too many of the session's calls were detached, so the call is no longer tracked. It is recorded with an unknown outcome.
     DetachedPerSession,
 }
 

@@ -14,7 +14,7 @@ use crate::{
 
 /// Which answers are retained for clients that resume their calls.
 ///
-/// This only has an effect with a [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Retaining an
+/// This only has an effect with a [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an
 /// answer costs a reference-count increment, or a copy of up to 1 KiB of text. If the answer is not plain text, it is also serialized once
 /// to measure its size.
 ///
@@ -30,16 +30,16 @@ use crate::{
 pub enum RetainAnswers {
     /// All answers, including those that were in transit when the connection broke.
     ///
-    /// They are retained for at least 60 s, unless they are evicted. If a call's client is still connected, its answer is evicted first,
-    /// and at most 64 of these answers are retained per session id: the ones that expire last.
+    /// They are retained for at least 60 s, unless they are evicted. Answers sent to a connected client are evicted first, and at most 64 of
+    /// them are retained per session id: those that expire last.
     #[default]
     All,
     /// Only the answers to calls that were detached when they completed.
     Detached,
     /// No answers.
     ///
-    /// A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are stored. The
-    /// errors of cancelled calls are still retained.
+    /// A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are stored. Errors
+    /// for cancelled calls are still retained.
     Off,
 }
 

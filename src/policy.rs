@@ -38,7 +38,8 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call waits for its client to resume, for [`MIN_GRACE`] or longer, or is cancelled at once if its client has no way to resume.
+    /// The call waits for its client to resume, for [`MIN_GRACE`] or longer. If its client has no way to resume, the call is cancelled at
+    /// once.
     ///
     /// [The manual](crate::manual::disconnect) has a table of all cases, including those in which the call simply keeps running.
     #[default]
@@ -53,7 +54,7 @@ pub enum Grace {
     /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
     /// If the client can resume, the minimum described under `AutoAfter` applies here too. Do not use this for calls without a session
-    /// whose events are stored: the layer cannot see their clients resume from the store.
+    /// whose events are stored: the layer cannot tell when their clients resume from the store.
     After(Duration),
     /// A disconnect does not end the call, but a [`call_timeout`](Policy::call_timeout) or an explicit cancellation still does.
     ///
@@ -61,7 +62,7 @@ pub enum Grace {
     Never,
 }
 
-/// The rules for one call, where they differ from the layer's.
+/// Overrides some of the layer's rules for a single call.
 ///
 /// The closure passed to [`policy`](crate::CancelOnDisconnectLayer::policy) chooses a policy when the layer learns of a call. Anything the
 /// policy does not set is inherited from the layer.
@@ -87,7 +88,9 @@ pub struct Policy {
     supersede: bool,
 }
 
-/// The rules that apply to a call: its policy's or, where the policy sets nothing, the layer's.
+/// The rules that apply to a call.
+///
+/// They are taken from the call's policy or, if the policy does not set them, from the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,

@@ -1,7 +1,7 @@
 //! `Serialize` implementations for snapshot types (feature `serde`).
 //!
-//! Request ids are serialized as in JSON-RPC, names as in metrics, and times in seconds. Session ids are omitted, because a client that
-//! knows one can act for the session.
+//! Request ids are serialized as in JSON-RPC, variants by their names in metrics, and times in seconds. Session ids are omitted, because a
+//! client that knows one can act for the session.
 
 use std::time::Duration;
 

@@ -27,8 +27,8 @@ use crate::{
 /// The inner service receives requests with a [`TeeBody`], and can respond with any body.
 ///
 /// A request that already has a [`CallToken`] has passed through another layer of this kind, so this service passes it through unchanged.
-/// The exception is a token whose call a session manager is already tracking: in that case, a handler has copied the head of its own
-/// request into a new one, which this service treats like any other.
+/// There is one exception: if a session manager is already tracking the token's call, a handler has copied the head of its own request into
+/// a new request, which this service treats like any other.
 ///
 /// ```
 /// use axum::body::Body;

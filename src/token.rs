@@ -85,7 +85,7 @@ impl CallToken {
         self.reason().is_some()
     }
 
-    /// Returns why the call was cancelled, or `None` if it has not been.
+    /// Returns why the call was cancelled, or `None` if it has not been cancelled.
     pub fn reason(&self) -> Option<CancelReason> {
         self.0.signal.mark_observed();
         self.0.signal.reason()
@@ -93,7 +93,7 @@ impl CallToken {
 
     /// Waits until the call is cancelled.
     ///
-    /// Completes at once if it already has been, and never if the call ends without a cancellation.
+    /// Completes at once if the call has already been cancelled, and never if it ends without a cancellation.
     ///
     /// # Cancel safety
     ///
@@ -155,11 +155,11 @@ impl CallToken {
     ///
     /// # Errors
     ///
-    /// Returns the reason if the call is cancelled. If it already has been, the future is not polled at all.
+    /// Returns the reason if the call is cancelled. If the call has already been cancelled, the future is not polled at all.
     ///
     /// # Cancel safety
     ///
-    /// Dropping this future drops the inner one.
+    /// Dropping the returned future drops the inner future.
     pub async fn run_until_cancelled<F: Future>(
         &self,
         future: F,

@@ -1,4 +1,4 @@
-//! Why a call is detached, and for how long.
+//! Why a call was detached, and for how long.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::call::CancelReason;
 
-/// Why a call's stream ended without the answer.
+/// Why a call's stream ended before the answer was delivered.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::DetachCause};
@@ -24,8 +24,8 @@ use crate::call::CancelReason;
 pub enum DetachCause {
     /// The client closed its connection or reset its stream.
     ///
-    /// Either hyper dropped the response or failed to read the request, or a service outside the layer dropped the response, which looks
-    /// the same.
+    /// hyper either dropped the response or failed to read the request. It looks the same if a service outside the layer dropped the
+    /// response.
     Disconnected,
     /// The kernel reported that the connection was closed while hyper was not reading from it.
     ///
@@ -33,7 +33,7 @@ pub enum DetachCause {
     PeerClosed,
     /// The client is still connected, but has not read anything for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
-    /// The server ended the stream before the answer. It usually expects the client to resume (SEP-1699).
+    /// The server ended the stream before sending the answer. It usually expects the client to resume (SEP-1699).
     ///
     /// rmcp also ends a stream just before it accepts another resume from the client.
     EndedByServer,
@@ -64,7 +64,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns the reason for a cancellation that does not wait for a resume.
+    /// Returns the reason for a cancellation that does not wait for the client to resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {
@@ -121,7 +121,7 @@ impl Detachment {
 
     /// Returns how long ago the call was detached.
     ///
-    /// The time keeps growing even after a resume, so read it while the event is being reported.
+    /// The duration keeps growing even after the call has been resumed, so read it while the event is being reported.
     pub fn lasted(&self) -> Duration {
         self.detached_at.elapsed()
     }

@@ -58,9 +58,9 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     is_task: bool,
     is_cancelled_on_disconnect: bool,
-    /// Boxed, because most calls have the defaults.
+    /// Boxed, because most calls use the defaults.
     custom: Option<Box<Custom>>,
-    /// Boxed, because most calls have none.
+    /// Boxed, because most calls have no typed metadata.
     typed: OnceLock<Box<TypedMeta>>,
 }
 
@@ -135,7 +135,8 @@ impl CallInfo {
     /// Merges in the properties that can only be read from the call's typed message. Only the first merge has an effect.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
-        // Set them even if there are none, because `is_task` relies on this to know that a session manager has bound the call.
+        // Set the field even if there is nothing to merge, because `is_task` uses it to recognise that a session manager has bound the
+        // call.
         if self.is_task || typed.is_some() {
             let _ = self.typed.set(typed.unwrap_or_default());
         }
@@ -198,7 +199,7 @@ impl CallInfo {
         self.is_task = task;
     }
 
-    /// Sets whether closing the call's stream cancels it, as it does from revision 2026-07-28 on.
+    /// Sets whether closing the call's stream cancels the call (from revision 2026-07-28 on).
     pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
         self.is_cancelled_on_disconnect = is_cancelled;
     }
@@ -269,7 +270,7 @@ impl CallInfo {
         self.typed.get()?.progress_token.as_ref()
     }
 
-    /// Returns `true` if the call runs as a task. A call that a session manager has bound never does, because rmcp has no `params.task`.
+    /// Returns `true` if the call runs as a task. Calls bound by a session manager never run as tasks, because rmcp has no `params.task`.
     pub(crate) fn is_task(&self) -> bool {
         self.is_task && self.typed.get().is_none()
     }

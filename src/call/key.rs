@@ -1,4 +1,4 @@
-//! A call's ids: its identity in this process, and the id chosen by its client.
+//! A call's ids: its identity in this process and the id chosen by its client.
 
 use std::{
     fmt,
@@ -157,11 +157,12 @@ impl std::error::Error for ParseCallIdError {}
 impl Scope {
     /// Returns the scope of a request to a server without this crate's session manager.
     ///
-    /// The scope is the path requested by the client, along with the part of it that remains inside axum's nests.
+    /// The scope is the path requested by the client. Inside an axum nest, which strips a prefix from the path, the remaining path is added
+    /// to it.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
         match requested_path(extensions).filter(|requested| *requested != path) {
-            // The space is unambiguous, because paths never contain one.
+            // The space is unambiguous, because paths never contain spaces.
             Some(requested) => Self::Path(format!("{requested} {path}").into()),
             None => Self::Path(path.into()),
         }

@@ -38,7 +38,7 @@ pub enum CancelReason {
     ServicePanicked,
 }
 
-/// How a call ended, as far as the layer could observe it.
+/// How a call ended, as far as the layer could tell.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelReason, Outcome};
@@ -55,13 +55,17 @@ pub enum Outcome {
     Completed,
     /// The call was cancelled.
     ///
-    /// Without a session manager, it may have completed unnoticed while it was detached.
+    /// Without a session manager, the call may have completed unnoticed while it was detached.
     Cancelled(CancelReason),
     /// The layer gave up on the call for this reason, but could not notify the server.
     ///
-    /// The call has no session, or another request has the same id, so no cancellation can be injected. In addition, no handler has
-    /// observed the [`CallToken`](crate::CallToken), and in the call's protocol revision, closing the stream is not a cancellation. The
-    /// call keeps running, unless its server stops calls whose streams are dropped, as rmcp 3 does if the call's events are not stored.
+    /// All of the following apply:
+    ///
+    /// - No cancellation can be injected, because the call has no session or another request has the same id.
+    /// - No handler has observed the [`CallToken`](crate::CallToken).
+    /// - In the call's protocol revision, closing the stream does not cancel the call.
+    ///
+    /// The call keeps running, unless its server stops calls whose streams are dropped, as rmcp 3 does if the call's events are not stored.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
@@ -69,9 +73,12 @@ pub enum Outcome {
     Failed,
     /// The layer stopped observing the call without cancelling it.
     ///
-    /// This happens, for example, if the call keeps running detached behind a layer without a session manager, or has exceeded a limit.
-    /// Other possible causes are that its answer cannot be distinguished from other messages, or that its client has reused its id, which
-    /// the specification forbids.
+    /// This can happen for several reasons:
+    ///
+    /// - The call is detached and keeps running behind a layer without a session manager.
+    /// - The call exceeded a limit.
+    /// - The call's answer cannot be distinguished from other messages.
+    /// - The client reused the call's id, which the specification forbids.
     Unknown,
 }
 

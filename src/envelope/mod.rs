@@ -29,7 +29,7 @@ pub(crate) struct Frames {
     rest: Option<Box<Rest>>,
 }
 
-/// The frames after the first one.
+/// The frames after the first.
 #[derive(Debug, Default)]
 struct Rest {
     frames: Vec<Bytes>,

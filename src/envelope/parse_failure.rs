@@ -1,4 +1,4 @@
-//! Reasons a body is not parsed.
+//! Reasons a body could not be parsed.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use memchr::memmem;
 ///
 /// | failure | does the token fire on a disconnect? |
 /// |---|---|
-/// | [`ContentType`](Self::ContentType) | yes, unless the header is repeated, or names a type like `application/json-rpc` or `…+json` |
+/// | [`ContentType`](Self::ContentType) | yes, unless the header is repeated, or specifies a type like `application/json-rpc` or `…+json` |
 /// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body starts like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | yes, unless the body contains `"jsonrpc"` |
 /// | [`NotRead`](Self::NotRead) | yes, unless what was read starts like an object or an array, or the request has a session header |
@@ -74,7 +74,7 @@ pub enum ParseFailure {
     NotRead,
 }
 
-/// An unparsed body.
+/// A body that could not be parsed, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnparsedBody {
     pub(crate) reason: ParseFailure,

@@ -15,8 +15,8 @@
 //! 4. **One message.** The body must be a single JSON-RPC 2.0 message. An array, which is a batch in MCP 2025-03-26, is an error no matter
 //!    what it contains.
 //! 5. **The inner service decides the rest.** In skipped values, invalid escapes, control characters, invalid UTF-8 and out-of-range
-//!    numbers go undetected. A strict parser rejects a body that contains any, so there is no call, and a lenient parser reads the same
-//!    ids. Everywhere else, malformed text is detected.
+//!    numbers go undetected. A strict parser rejects a body with any of these errors, so there is no call. A lenient parser reads the same
+//!    ids as [`read`]. Everywhere else, malformed text is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -237,7 +237,7 @@ fn decode_text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     }
 }
 
-/// Decodes a member only used if it is a string.
+/// Decodes a member that is only used if it is a string.
 ///
 /// Returns `None` if the member is absent or has another type, because no id depends on it.
 fn decode_optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {

@@ -194,7 +194,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips the rest of a string after its opening quote. Returns the text up to the closing one.
+    /// Skips the rest of a string after its opening quote. Returns the text up to the closing quote.
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
         let text = self
             .body

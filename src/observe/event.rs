@@ -1,4 +1,4 @@
-//! Events, and the trait for observing them.
+//! Events and the trait for observing them.
 
 use std::{fmt, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Something that has happened to a call, or a request body that could not be parsed.
 ///
-/// Every tracked call starts once and ends once. Events that happen to a call concurrently may be reported in any order.
+/// Every tracked call starts and ends exactly once. Events that happen to a call concurrently may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -45,17 +45,19 @@ pub enum Event<'a> {
     /// A call is now in flight.
     #[non_exhaustive]
     Started {
-        /// The call.
+        /// The call that started.
         call: &'a CallInfo,
     },
-    /// A call has been detached: its client disconnected, or its stream ended without the answer.
+    /// A call has been detached.
+    ///
+    /// Either its client disconnected, or its stream ended before the answer was delivered.
     #[non_exhaustive]
     Detached {
-        /// The call.
+        /// The detached call.
         call: &'a CallInfo,
-        /// Why its stream ended.
+        /// Why the stream ended.
         cause: DetachCause,
-        /// How long the call waits for a resume, or `None` if it may run to completion.
+        /// How long the call waits to be resumed, or `None` if it may run to completion.
         ///
         /// Zero if the call is cancelled immediately, or as soon as a pending resume has been refused.
         grace: Option<Duration>,
@@ -63,7 +65,7 @@ pub enum Event<'a> {
     /// A client has resumed its call, or middleware has resent a detached call's request.
     #[non_exhaustive]
     Resumed {
-        /// The call.
+        /// The resumed call.
         call: &'a CallInfo,
         /// The detachment, or `None` if the client resumed before its disconnect was detected.
         detachment: Option<Detachment>,
@@ -71,9 +73,9 @@ pub enum Event<'a> {
     /// A call has ended. If it was cancelled, its token has fired and the server is being notified.
     #[non_exhaustive]
     Ended {
-        /// The call.
+        /// The call that ended.
         call: &'a CallInfo,
-        /// How it ended.
+        /// How the call ended.
         outcome: Outcome,
         /// The detachment, or `None` if the call was attached when it ended.
         detachment: Option<Detachment>,
@@ -83,33 +85,33 @@ pub enum Event<'a> {
     /// The cancellation will not be retried.
     #[non_exhaustive]
     CancelFailed {
-        /// The call.
+        /// The cancelled call.
         call: &'a CallInfo,
         /// Why the cancellation could not be delivered.
         error: &'a CancelError,
     },
-    /// A call exceeds a limit, so it keeps running untracked, as it would without the layer.
+    /// A call exceeded a limit, so it keeps running untracked, as it would without the layer.
     ///
-    /// If it was already tracked, it is next reported as ended, with [`Outcome::Unknown`].
+    /// If the call was already being tracked, it is then reported as ended, with [`Outcome::Unknown`].
     #[non_exhaustive]
     Untracked {
-        /// The call.
+        /// The call that exceeded the limit.
         call: &'a CallInfo,
-        /// The limit that the call exceeds.
+        /// The limit that the call exceeded.
         limit: Limit,
     },
     /// An ended call's outcome was evicted, or could not be retained, because of a limit.
     ///
-    /// The call was either cancelled, or detached when it ended. A client that resumes it no longer receives the outcome.
+    /// The call was cancelled, or it was detached when it ended. A client that resumes it no longer receives the outcome.
     ///
     /// This event is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]
     AnswerEvicted {
-        /// The call.
+        /// The id of the call that ended.
         call: CallId,
-        /// Its session's id.
+        /// The id of the call's session.
         session: &'a str,
-        /// How it ended.
+        /// How the call ended.
         outcome: Outcome,
         /// The outcome's size in bytes, as counted for [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
@@ -186,7 +188,7 @@ impl fmt::Debug for Event<'_> {
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
 ///   still prints it, and with `panic = "abort"` it ends the process.
 ///
-/// An event is reported in the span in which the call's request was served, if there was one. The exception is
+/// An event is reported in the span (if any) in which the call's request was served. The exception is
 /// [`AnswerEvicted`](Event::AnswerEvicted), which may be reported in any span.
 ///
 /// ```

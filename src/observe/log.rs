@@ -1,7 +1,7 @@
 //! Writes events to the log. Cancellations are logged at the info level, because they are the layer's purpose rather than errors.
 //!
 //! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, that name is used. Client-supplied text could break
-//! a log line, so it passes through [`sanitize`]. No header values are logged except session ids, and those only as [`SessionIds`] allows.
+//! a log line, so it passes through [`sanitize`]. Session ids are the only header values logged, and only as [`SessionIds`] allows.
 //!
 //! A panicking subscriber, for example one that prints to a closed stderr, does not affect any call.
 

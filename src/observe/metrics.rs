@@ -46,7 +46,7 @@ const OTHER: &str = "other";
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | time from detecting the disconnect to firing the token, for detached calls that were cancelled or abandoned |
 ///
 /// Most label values are variant names in snake case, such as `reason="client_disconnected"`. Every label has only a few values: a `method`
-/// that MCP does not define is `other`, and tools have no label unless [`tools`](Self::tools) or [`tool_names`](Self::tool_names) names
+/// that MCP does not define is `other`, and tools have no label unless [`tools`](Self::tools) or [`tool_names`](Self::tool_names) specifies
 /// them. Durations use tokio's clock.
 ///
 /// Install the recorder before calling [`new`](Self::new), which describes the metrics to it. If the recorder needs buckets for
@@ -202,7 +202,7 @@ impl Observer for Metrics {
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);
-                // Register the counter at the start, so that its first increment is seen as an increase.
+                // Register the counter at the start, so that its first increment shows up as an increase.
                 counter!(CANCELS_FAILED, labels).increment(0);
             }
             Event::Detached { call, cause, .. } => {

@@ -1,6 +1,6 @@
 //! Logs hints about a setup that is incomplete or may behave unexpectedly.
 //!
-//! Each hint names the option or component that would change the behaviour. It is emitted at most once per layer, or once per session
+//! Each hint mentions the option or component that would change the behaviour. It is emitted at most once per layer, or once per session
 //! manager for calls without a layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::catch_panic::catch_panic;
 
+/// A property of the setup that is worth a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
     /// A policy sets `supersede`, but repeated calls are not detected without a session manager.
@@ -27,6 +28,7 @@ pub(crate) enum Hint {
     NoSessionManager,
 }
 
+/// The hints emitted so far, with one bit per [`Hint`].
 #[derive(Debug, Default)]
 pub(crate) struct SetupHints(AtomicU8);
 

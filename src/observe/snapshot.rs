@@ -57,7 +57,7 @@ pub enum CallState {
     Detached {
         /// How long the call has been detached.
         since: Duration,
-        /// How much longer the call waits for a resume, or `None` if it runs to completion.
+        /// How much longer the call waits to be resumed, or `None` if it runs to completion.
         grace_left: Option<Duration>,
     },
 }

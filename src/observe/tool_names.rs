@@ -15,8 +15,8 @@ use crate::call::CallInfo;
 
 /// Tool names that [`Metrics`](super::Metrics) may use as labels (feature `metrics`).
 ///
-/// Clones share the same names. More can be added at any time, for example by a gateway that reads them from the server's `tools/list`. A
-/// call's label does not change while it is running, so a name added in the meantime only applies to later calls.
+/// Clones share the same names. Further names can be added at any time, for example by a gateway that reads them from the server's
+/// `tools/list`. A call's label does not change while it is running, so a name added in the meantime only applies to later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{
@@ -105,6 +105,7 @@ impl ToolNames {
 
     /// Records that a call has started. If its tool's name is already known, it becomes the call's label.
     pub(super) fn on_started(&self, call: &CallInfo) {
+        // Hold the lock, so that `last_started` does not change while a name is being added.
         let _names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let number = u64::from(call.id());
         self.0.last_started.fetch_max(number, Ordering::Relaxed);

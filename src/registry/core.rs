@@ -4,7 +4,7 @@
 //! to do. `T` is the caller's handle to a call, and `A` is an answer retained for a resuming client. [`Totals`] counts across all sessions.
 //!
 //! Nearly always, a session id refers to a single session. If several scopes have issued the same id, it refers to a different session in
-//! each. Calls without a session are tracked in session states too, but have no keys.
+//! each scope. Calls without a session are tracked in session states too, but have no keys.
 //!
 //! # Invariants
 //!
@@ -14,41 +14,44 @@
 //!    applied to another request: either the call owns its id, or no other call in its session has that id. In addition, no untracked
 //!    request in progress may be using the id ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
-//! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
-//!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
+//! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next generation. A call is attached while at
+//!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
 //! 5. **Pending resumes are counted.** While a resume of any of the call's streams is pending, the grace period does not expire until
-//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A refused or dropped resume does not affect the other pending ones.
+//!    [`call_timers::MAX_RESUME_WAIT`] past its deadline. A refused or dropped resume does not affect any other pending resume.
 //! 6. **Detach.** Every detach starts a full grace period. Once it has expired, the caller either cancels the call
 //!    ([`SessionState::finish_due`]), or requests a confirmation and applies the answer ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). None of these has any effect if the expiry no longer holds by then. After a confirmation, the timer is
-//!    checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended the grace period, the confirmation
-//!    is requested again. Resumes that deliver no events renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row,
-//!    but they are only recognised if no session manager tracks the call. A resume that is turned away counts towards this limit
-//!    ([`SessionState::renew_grace`]).
+//!    [`SessionState::postpone`]). None of these has any effect if the expiry no longer holds by then.
+//!    - After a confirmation, the timer is checked once more. If the runtime has stalled in the meantime, and no earlier stall has extended
+//!      the grace period, the confirmation is requested again.
+//!    - Resumes that deliver no events renew the grace period at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row, but they are only
+//!      recognised if no session manager tracks the call. A resume that is turned away counts towards this limit
+//!      ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** If a grace period is found to have expired late, the runtime has been stalled and resumes may be waiting in the
-//!    accept queue, so the call is not cancelled at once. If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD)
-//!    late, or if the call's own runtime is stalled and another runtime is handling the call, the grace period is extended once, by at
-//!    least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is rechecked every
-//!    [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late
-//!    or there have been [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A late expiry may also be discovered by a resume before the
-//!    timer runs. A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task,
-//!    because that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)). A retained
-//!    call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not rechecked otherwise.
+//!    accept queue, so the call is not cancelled at once. A late expiry may also be discovered by a resume before the timer runs.
+//!    - If the expiry is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or if the call's own runtime is stalled and
+//!      another runtime is handling the call, the grace period is extended once, by at least [`call_timers::MAX_RESUME_WAIT`].
+//!    - Otherwise, if it is more than [`call_timers::TIMER_RESOLUTION`] late, it is rechecked every
+//!      [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE)
+//!      late or it has been rechecked [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times.
+//!    - A deadline is not late if it passes while a resume is pending, or if it is only delayed by a backlog in the timer task, because
+//!      that task lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    - A retained call that expired during a stall is likewise kept for another [`call_timers::MAX_RESUME_WAIT`], once, but is not
+//!      rechecked otherwise.
 //! 8. **Event ids.** An event id identifies the stream it was seen on. If it is in rmcp's own format, any other event id with the same
-//!    stream number identifies that stream as well ([`EventIdFormat`]). A call stores its first event id and the latest
-//!    [`event_ids::MAX_EVENT_IDS`]. An older opaque id is still recognised as possibly its own ([`forgotten_ids`]). If one of its streams
-//!    cannot be read, any unknown id in the session may belong to the call.
+//!    stream number identifies that stream too ([`EventIdFormat`]). A call stores its first event id and the latest
+//!    [`event_ids::MAX_EVENT_IDS`]. Older opaque ids are still recognised as possibly belonging to the call ([`forgotten_ids`]). If one of
+//!    its streams cannot be read, any unknown id in the session may belong to the call.
 //! 9. **A reused id** untracks the older call without cancelling it. The older call is returned to the caller exactly once, for reporting.
 //! 10. **Server-side ends.** If the server ends one of an attached call's streams, the exchange handles it.
 //! 11. **Retention.** An ended call is retained under its streams' event ids until its deadline, unless it is evicted ([`retention`]). If
-//!     the call was detached, that deadline is neither before the end of its grace period nor less than its resume window after the call's
-//!     end.
+//!     the call was detached, the deadline is never before the end of its grace period, and is at least its resume window after the call
+//!     ended.
 //! 12. **Closing a session** ends its calls and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is stored** except in-flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without being cancelled. If it has a deadline, it is instead tracked until then and cancelled. A detached call
 //!     over a limit is removed at once.
 //! 14. **When in doubt, nothing is cancelled.** A call that [may have been resumed](SessionState::mark_maybe_resumed) keeps running until
-//!     its client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
+//!     its client resumes, whether it was marked before or after its stream was lost. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -98,14 +101,14 @@ pub(crate) use self::{
 /// Proxies close silent streams sooner than this.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// What happened to a call that lost a stream.
+/// What happened to a call when one of its streams was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachOutcome {
-    /// The call has already ended, still has another open stream, or had already lost this one.
+    /// The call has ended, it has another open stream, or this stream was already removed.
     Ignored,
     /// The call's deadline has already been reached.
     CancelNow,
-    /// The call keeps running and waits for a resume, its deadline or its end.
+    /// The call keeps running until it is resumed, reaches its deadline or ends.
     Waiting,
     /// The call is no longer tracked, because it would have exceeded a limit.
     OverLimit(Limit, Finished),
@@ -123,6 +126,7 @@ pub(crate) struct RegistryShared {
     pub(crate) totals: Totals,
 }
 
+/// The state of one session id's calls. See the [module docs](self).
 #[derive(Debug)]
 pub(crate) struct SessionState<T, A> {
     shared: Arc<RegistryShared>,
@@ -167,7 +171,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.len()
     }
 
-    /// Returns `true` if the session has no calls, neither in flight nor retained.
+    /// Returns `true` if the session has no in-flight or retained calls.
     pub(crate) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.retained.is_empty()
     }
@@ -331,6 +335,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedPerSession);
+        // If several sessions share the id, `self.detached` also counts the other sessions' calls.
         let is_reached = self.detached >= max
             && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
         if self.session_id.is_some() && is_reached {

@@ -24,7 +24,7 @@ impl<T: Tracked> Registry<T> {
         self.deliveries.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Stops counting an answer, and wakes the drains if it was the last one on its way.
+    /// Stops counting an answer, and wakes the drains if no other answer is on its way.
     pub(crate) fn end_delivery(&self) {
         if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.sessions.ended.notify_waiters();

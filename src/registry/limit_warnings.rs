@@ -1,4 +1,4 @@
-//! Rate-limits warnings about exceeded limits to one per minute and limit.
+//! Rate-limits warnings about exceeded limits to one per minute for each limit.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -28,14 +28,14 @@ struct RateLimitedCounter {
 // === impl LimitWarnings ===
 
 impl LimitWarnings {
-    /// Counts a call over a limit. If another log line is due, returns the count since the last one.
+    /// Counts a call over a limit. If another log line is due, returns the count since the last line.
     pub(crate) fn record(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut limits = lock(&self.limits);
         let index = Limit::ALL.iter().position(|other| *other == limit);
         limits.get_mut(index?)?.add(1, now)
     }
 
-    /// Counts evicted answers. If another log line is due, returns the count since the last one.
+    /// Counts evicted answers. If another log line is due, returns the count since the last line.
     pub(crate) fn record_evictions(&self, answers: usize, now: Instant) -> Option<u64> {
         let mut evictions = lock(&self.evictions);
         evictions.add(answers as u64, now)
@@ -45,7 +45,7 @@ impl LimitWarnings {
 // === impl RateLimitedCounter ===
 
 impl RateLimitedCounter {
-    /// Adds occurrences. If another log line is due, returns the count since the last one.
+    /// Adds occurrences. If another log line is due, returns the count since the last line.
     fn add(&mut self, count: u64, now: Instant) -> Option<u64> {
         self.unlogged += count;
         let has_elapsed = |at: Instant| now.saturating_duration_since(at) >= LOG_INTERVAL;

@@ -17,7 +17,7 @@ pub(crate) trait Manager: Send + Sync {
     /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Marks a session as in use until the returned guard is dropped. Returns `None` if the manager does not have it.
+    /// Marks a session as in use until the returned guard is dropped. Returns `None` if the manager does not have the session.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
     /// Returns `true` if the manager has a session with this id, or tracks calls in one.
@@ -35,9 +35,10 @@ pub(super) struct Managers {
 // === impl Managers ===
 
 impl Managers {
-    /// Adds a manager. If it has to be added to the overflow list, dropped managers are first purged from it.
+    /// Adds a manager. If the manager has to be added to the overflow list, dropped managers are purged from that list first.
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut rest = Some(manager);
+        // The first free slot takes the manager.
         for slot in &self.inline {
             rest = rest.and_then(|manager| slot.set(manager).err());
         }

@@ -1,4 +1,4 @@
-//! Tracks in-flight calls and retains the outcomes of ended ones.
+//! Tracks in-flight calls and retains the outcomes of ended calls.
 //!
 //! Calls are grouped by session. `core` is the state machine for a single session id, and has neither a clock nor a lock. `session_map`
 //! stores one of these states per session id, each behind its own lock, and the timer checks the sessions with expired deadlines. A lock is
@@ -56,6 +56,7 @@ pub(crate) type EventMatch<T> = core::EventMatch<Arc<T>, Answer>;
 
 type Call<T> = (CallId, Arc<T>);
 
+/// Tracks calls, along with the open streams and the session managers.
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
     /// Open streams that a drain might not find through an in-flight call.
@@ -89,12 +90,12 @@ impl<T: Tracked> Registry<T> {
         self.managers.add(manager);
     }
 
-    /// Returns the scope of the session manager that has this session, or `None` if none does.
+    /// Returns the scope of the session manager that has this session, if any.
     pub(crate) fn manager_scope(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
 
-    /// Marks a session as in use until the returned guard is dropped. Returns `None` if no session manager has it.
+    /// Marks a session as in use until the returned guard is dropped. Returns `None` if no session manager has the session.
     pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.managers.begin_use(session)
     }
@@ -155,7 +156,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Starts closing a session: removes its retained calls and returns its accepted ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted calls.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
@@ -252,7 +253,7 @@ impl<T: Tracked> Registry<T> {
         self.sessions.shared.totals.set_limits(limits);
     }
 
-    /// Returns `true` if another call may be tracked. Takes no lock, so a few calls starting at the same moment may exceed the limit.
+    /// Returns `true` if another call may be tracked. Takes no lock, so a few calls starting at the same time may exceed the limit.
     pub(crate) fn has_capacity(&self) -> bool {
         self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }

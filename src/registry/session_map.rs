@@ -43,6 +43,7 @@ pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
 
 pub(crate) type UntrackedCall<T> = core::UntrackedCall<Arc<T>>;
 
+/// The entries for session ids, and for calls without a session.
 pub(crate) struct SessionMap<T> {
     shards: Shards<Mutex<Shard<T>>>,
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
@@ -54,6 +55,7 @@ pub(crate) struct SessionMap<T> {
 
 type Shard<T> = PrehashedMap<Arc<SessionEntry<T>>>;
 
+/// A session id's state, behind its lock, and its timer.
 pub(crate) struct SessionEntry<T> {
     map: Weak<SessionMap<T>>,
     /// The session id and its hash. `None` for calls without a session.
@@ -176,6 +178,7 @@ impl<T: Tracked> SessionMap<T> {
         }
         let removed = shard.remove(&hash);
         shard.shrink_if_sparse();
+        // Drop the entry without holding the lock.
         drop(shard);
         drop(removed);
     }

@@ -1,6 +1,6 @@
 //! Open streams that a drain might not find through an in-flight call.
 //!
-//! These include standalone and resumed streams, and those whose call has ended or whose request has no call.
+//! These include standalone and resumed streams, and streams whose call has ended or whose request has no call.
 
 use std::{
     mem,
@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// Minimum number of streams before ended ones are purged. With fewer, a scan is not worth it.
+/// Minimum number of streams before ended streams are purged. With fewer streams, a scan is not worthwhile.
 const MIN_PURGE_LEN: usize = 16;
 
 /// A handle to an open response body.
@@ -31,7 +31,7 @@ pub(super) struct OpenStreams {
 // === impl OpenStreams ===
 
 impl OpenStreams {
-    /// Adds a stream. If the number of streams has doubled, the ended ones are purged first.
+    /// Adds a stream. If the number of streams has doubled, ended streams are purged first.
     pub(super) fn add(&mut self, stream: Weak<dyn StreamHandle>) {
         if self.open.len() >= MIN_PURGE_LEN.max(2 * self.len_after_purge) {
             self.open.retain(|stream| stream.strong_count() > 0);

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Delivered calls may use the total divided by this, because few of them are ever resumed.
+/// The total space is divided by this to get the space for delivered calls.
+///
+/// Delivered calls get less space, because few of them are ever resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
 /// Counters shared by all sessions. They are atomic because each session updates them under its own lock.
@@ -134,7 +136,7 @@ impl Totals {
             .sum()
     }
 
-    /// Adds a retained call's bytes. Returns `false` if its session would then have too many.
+    /// Adds a retained call's bytes. Returns `false` if its session would then take up too much space.
     ///
     /// The session's retained calls already take up `session_bytes`. Including this call, the session must not take up more bytes than
     /// remain for all others.
@@ -163,6 +165,7 @@ impl Totals {
         bytes: usize,
     ) -> bool {
         let others = self.bytes_in(delivery).saturating_sub(session_bytes);
+        // Add the bytes twice: for the call, and for the space that must remain for the other sessions.
         let needed = others.saturating_add(bytes).saturating_add(bytes);
         needed <= self.max_bytes(delivery)
     }

@@ -27,9 +27,9 @@ pin_project! {
     /// The request body that the layer passes to the inner service.
     ///
     /// The client's body is passed through unchanged, frame by frame. If the layer is replaying a cancellation, the body is the
-    /// notification.
+    /// `notifications/cancelled` message.
     ///
-    /// In front of a service that accepts only one body type, map the body:
+    /// If the inner service accepts only one body type, map the body:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};

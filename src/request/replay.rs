@@ -117,7 +117,7 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        // The token lets a handler that extracts one accept this request too, and makes an inner layer pass it through.
+        // The token lets handlers that extract a token accept this request too, and makes an inner layer pass it through.
         let replayed = Arc::new(Exchange::for_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();

@@ -7,7 +7,7 @@ use super::lines::BOM;
 /// Forwards a body, and removes its byte order mark (BOM) after an injection.
 ///
 /// A BOM is only recognised at the very start of a stream, so after an injected message it would be part of the first line. A BOM
-/// can be split across frames, so bytes that might turn out to be one are held back.
+/// can be split across frames, so bytes that might turn out to be a BOM are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing has been sent yet.
@@ -29,9 +29,10 @@ impl BomFilter {
         }
     }
 
-    /// Returns the bytes to send for a frame: possibly none, possibly with held-back ones first.
+    /// Returns the bytes to send for a frame: any held-back bytes, followed by the frame.
     ///
-    /// Bytes still held back when the body ends are dropped.
+    /// No bytes are returned while they might belong to a BOM, and a complete BOM is removed. Bytes still held back when the body
+    /// ends are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;
@@ -43,6 +44,7 @@ impl BomFilter {
         let (received, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
         let matched = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
         if matched == frame.len() && matched < left.len() {
+            // The frame ends before it is clear whether this is a BOM.
             *self = Self::AfterInjection {
                 held: held + matched as u8,
             };
@@ -53,6 +55,7 @@ impl BomFilter {
             frame.advance(matched);
             return frame;
         }
+        // It was not a BOM after all.
         match received {
             [] => frame,
             received => [received, &frame].concat().into(),

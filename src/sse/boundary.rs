@@ -4,8 +4,8 @@ use super::lines::{Lines, Piece};
 
 /// Finds the places between two events in a body.
 ///
-/// The start of the body counts as one, and so does the end of a comment between events. If a CR LF has been split, its line feed
-/// might still follow, but after an injected message that is only a blank line, which does not end any event.
+/// The start of the body counts as such a place, and so does the end of a comment between events. If a CR LF has been split, its
+/// line feed might still follow, but after an injected message that is only a blank line, which does not end any event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
@@ -37,6 +37,7 @@ impl Boundary {
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
                 Piece::Bom => (self.in_line, self.in_event) = (false, false),
+                // If the rest of the BOM does not follow, these bytes are the start of a line.
                 Piece::PartOfBom => (self.in_line, self.in_event) = (true, true),
                 Piece::Text { text, ends } => {
                     if !self.in_line && !text.is_empty() {

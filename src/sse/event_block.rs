@@ -15,7 +15,7 @@ const MAX_DATA: usize = 4 * 1024 * 1024;
 /// resume after a longer id.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// Maximum `retry`. An exchange cannot store a longer one.
+/// Maximum `retry`. An exchange cannot store a longer delay.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// The parts of an event that matter to the calls on its stream.
@@ -31,7 +31,7 @@ pub(crate) struct StreamEvent<'a> {
     pub(crate) is_ambiguous: bool,
 }
 
-/// The fields that matter.
+/// The event fields that matter to the layer.
 #[derive(Clone, Copy)]
 pub(super) enum EventField {
     Data,
@@ -48,11 +48,11 @@ pub(super) struct EventBlock<'f> {
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,
-    /// The value of the `id` or `retry` being read, and empty otherwise.
+    /// The value of the `id` or `retry` being read. Empty during any other line.
     value: Text<'f>,
 }
 
-/// A text of limited length.
+/// Text of limited length.
 enum Text<'f> {
     Whole(Cow<'f, [u8]>),
     TooLong,

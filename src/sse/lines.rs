@@ -57,6 +57,7 @@ impl Lines {
             self.bom_bytes = BOM_LEN;
         }
         if mem::take(&mut self.after_return) && *first == b'\n' {
+            // The carriage return before this line feed has already ended the line.
             *frame = rest;
             return self.next(frame);
         }

@@ -147,6 +147,7 @@ impl Line {
     fn end(self, block: &mut EventBlock<'_>) -> bool {
         match self {
             Self::Start => return true,
+            // A line that consists of a field's name, without a colon, sets the field to an empty value.
             Self::Name(field, received) if usize::from(received) + 1 == field.name().len() => {
                 block.start(field);
                 block.end(field);

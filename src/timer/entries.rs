@@ -108,7 +108,7 @@ impl TimerEntries {
         Some(entry.target)
     }
 
-    /// Moves a deadline to `at`, unless an earlier one is set.
+    /// Moves a deadline to `at`, unless an earlier deadline is set.
     pub(super) fn reset_earlier(&mut self, id: EntryId, at: Instant) {
         if let Some(entry) = self.entries.get_mut(&id)
             && entry.deadline.is_none_or(|later| at < later)

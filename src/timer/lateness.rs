@@ -3,9 +3,13 @@
 //! The timer task yields between turns, so under load it may handle a deadline late even though the runtime never stalled. Lateness is
 //! therefore only measured up to the first turn in which the deadline could have been handled.
 //!
-//! A deadline that passes during a backlog counts as at most [`RECHECK_TOLERANCE`] late, unless the turns before and after it were further
-//! apart than that. If those turns were close enough, its lateness drops to zero once the runtime has polled other tasks for
-//! [`RECHECK_DELAY`], because by then the runtime has read every request that arrived in time.
+//! A backlog lasts as long as each turn leaves expired entries for the next. A deadline that passes during a backlog is measured as
+//! follows:
+//!
+//! - If the turns before and after the deadline were at most [`RECHECK_TOLERANCE`] apart, it counts as at most that late. Its lateness
+//!   drops to zero once the runtime has polled other tasks for [`RECHECK_DELAY`], because by then the runtime has read every request that
+//!   arrived in time.
+//! - If they were further apart, the runtime has stalled, so the deadline is late by the time until the second of these turns.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -19,7 +23,7 @@ pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 /// Maximum lateness at which a deadline still counts as on time.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
-/// Maximum number of stalls tracked during a backlog. Beyond that, the oldest ones are merged.
+/// Maximum number of stalls tracked during a backlog. Beyond that, the oldest stalls are merged.
 const MAX_STALLS: usize = 16;
 
 /// How promptly a deadline is handled.
@@ -102,6 +106,7 @@ impl LatenessTracker {
         self.now
     }
 
+    /// Returns how long after `at` the timer could first have handled a deadline at that time.
     pub(crate) fn lateness(&self, at: Instant) -> Duration {
         let (first, _) = self.first_turn;
         let mut stalls = self.stalls.iter().chain([&self.last_gap]);

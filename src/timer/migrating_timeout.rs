@@ -14,7 +14,7 @@ use tokio::{
 
 /// Awaits `future` for at most `limit`. Returns `None` on timeout.
 ///
-/// tokio's own timeout panics if it is polled once its runtime has ended.
+/// tokio's own timeout panics if it is polled after its runtime has ended.
 pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let end = Instant::now().checked_add(limit);
     let mut future = pin!(future);
@@ -24,8 +24,10 @@ pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> 
             return Poll::Ready(Some(output));
         }
         let (Some(end), Ok(current)) = (end, Handle::try_current()) else {
+            // There is nothing to time out, or no runtime to sleep on.
             return Poll::Pending;
         };
+        // If the task has moved to another runtime, start a new sleep there.
         let sleep = match &mut sleep {
             Some((runtime, sleep)) if *runtime == current.id() => sleep,
             sleep => &mut sleep.insert((current.id(), Box::pin(sleep_until(end)))).1,

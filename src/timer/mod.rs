@@ -1,12 +1,12 @@
 //! Calls each target ([`OnDeadline`]) at its deadline, and runs background tasks.
 //!
-//! The timer runs on every runtime that serves requests, so that no work depends on any single one. A process can have several runtimes,
-//! such as one per core, and any of them can stall, because its thread is busy or because no thread is driving it any more. In addition,
-//! `Drop` code can run anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
+//! The timer runs on every runtime that serves requests, so that no work depends on any single runtime. A process can have several
+//! runtimes, such as one per core, and any of them can stall, because its thread is busy or because no thread is driving it any more. In
+//! addition, `Drop` code can run anywhere, for example on a thread without a runtime, or while a runtime is shutting down.
 //!
-//! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The others look for
-//!    overdue deadlines [`FAILOVER_DELAY`] later, and one that finds any becomes the leader. Setting the earliest deadline on a runtime
-//!    also makes its task the leader, because that runtime must be alive.
+//! 1. Every runtime that serves requests has one timer task. One of these tasks, the leader, handles deadlines on time. The other tasks
+//!    look for overdue deadlines [`FAILOVER_DELAY`] later, and a task that finds any becomes the leader. Setting the earliest deadline on a
+//!    runtime also makes its task the leader, because that runtime must be alive.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
 //!    runtime takes over the task (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.
@@ -221,7 +221,7 @@ impl Drop for Timer {
 // === impl TimerHandle ===
 
 impl TimerHandle {
-    /// Moves the deadline to `at`, unless an earlier one is set.
+    /// Moves the deadline to `at`, unless an earlier deadline is set.
     ///
     /// Can be called while the target is running. The earlier of this deadline and the one returned by the target then applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {

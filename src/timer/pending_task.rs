@@ -1,4 +1,4 @@
-//! Tasks that another runtime takes over if their own does not poll them.
+//! Tasks that another runtime takes over if their own runtime does not poll them.
 //!
 //! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first polled, so no
 //! task runs twice. If its runtime never polls the runner, another runtime takes the task.
@@ -28,7 +28,7 @@ pub(super) struct PendingTask {
     pub(super) migrations: u8,
 }
 
-/// Tasks that have not started yet or have lost their runtime, ordered by takeover time.
+/// Tasks that have not started yet or no longer have a runtime, ordered by takeover time.
 #[derive(Default)]
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
@@ -47,7 +47,7 @@ pub(super) struct TaskId {
 // === impl TaskId ===
 
 impl TaskId {
-    /// Returns the id that the task has once it has lost its runtime.
+    /// Returns the id that the task gets once it no longer has a runtime.
     pub(super) fn without_runtime(self) -> Self {
         let takeover_at = None;
         Self {

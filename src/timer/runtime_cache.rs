@@ -51,7 +51,7 @@ impl RuntimeCache {
         current.is_some_and(|current| current.epoch == epoch && current.is_current())
     }
 
-    /// Records that this thread's runtime has a timer task or is about to spawn one. Requires the timer's lock.
+    /// Records that this thread's runtime has a timer task or is about to spawn one. The caller must hold the timer's lock.
     pub(super) fn record(&self, runtime: &Handle) {
         let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
         let current = CurrentRuntime {
@@ -65,7 +65,7 @@ impl RuntimeCache {
         });
     }
 
-    /// Invalidates all threads' entries, because a timer task has ended. Requires the timer's lock.
+    /// Invalidates all threads' entries, because a timer task has ended. The caller must hold the timer's lock.
     pub(super) fn invalidate(&self) {
         self.epoch.store(next_epoch(), Ordering::Relaxed);
     }

@@ -74,7 +74,7 @@ impl Runtimes {
         }
     }
 
-    /// Returns `true` if this runtime is the leader. If there is none, makes this one the leader, provided it can sleep.
+    /// Returns `true` if this runtime is the leader. If there is no leader, makes this runtime the leader, provided it can sleep.
     pub(super) fn is_or_becomes_leader(&mut self, runtime: Id) -> bool {
         if self.leader.is_none() {
             self.set_leader(runtime);

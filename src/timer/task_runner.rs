@@ -17,6 +17,7 @@ use super::{
 /// Maximum number of times a task migrates because its runtime has ended.
 pub(super) const MAX_MIGRATIONS: u8 = 8;
 
+/// Runs a pending task on the runtime that it was spawned on.
 pub(super) struct TaskRunner {
     shared: Arc<TimerShared>,
     id: TaskId,

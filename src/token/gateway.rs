@@ -10,9 +10,9 @@ impl CallToken {
     /// This is for a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer
     /// to a resuming client. Call it as soon as the gateway has the answer.
     ///
-    /// The call ends as completed: its grace period and its pending resumes end, no cancellation is injected, the token does not fire, and
-    /// its clean-ups are dropped. A later resume is passed through unchanged, so that the gateway decides what the client receives. A call
-    /// that has already been cancelled stays cancelled, even if its token has yet to fire.
+    /// The call is recorded as completed: its grace period and its pending resumes end, no cancellation is injected, the token does not
+    /// fire, and its clean-ups are dropped. A later resume is passed through unchanged, so that the gateway decides what the client
+    /// receives. A call that has already been cancelled stays cancelled, even if its token has yet to fire.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -69,7 +69,7 @@ impl CallToken {
     ///
     /// The call is cancelled as if its client had disconnected and could not resume, with the reason
     /// [`ResponseDropped`](crate::CancelReason::ResponseDropped). A client that is still connected receives only what the gateway sends.
-    /// Nothing changes if the call has already ended, or if it is one that disconnects never cancel.
+    /// Nothing changes if the call has already ended, or if disconnects never cancel it.
     ///
     /// ```
     /// use std::convert::Infallible;

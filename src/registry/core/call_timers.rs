@@ -38,6 +38,7 @@ pub(crate) enum DetachedState {
     },
 }
 
+/// An in-flight call's timers, and the state that affects them.
 #[derive(Debug, Default)]
 pub(super) struct CallTimers {
     /// When the call is cancelled at the latest, attached or not.
@@ -54,7 +55,7 @@ pub(super) struct CallTimers {
     background_readers: u32,
     /// Number of consecutive resumes that delivered no events or were turned away.
     empty_resumes: u32,
-    /// Whether the client may have resumed unobserved. If so, the call is not cancelled when it loses a stream, and no other call
+    /// Whether the client may have resumed unobserved. If so, the call is not cancelled when one of its streams is lost, and no other call
     /// supersedes it.
     pub(super) may_have_been_resumed: bool,
     /// Number of times the grace period has expired.
@@ -73,7 +74,7 @@ pub(super) struct Detached {
     pub(super) resume_window: Duration,
     /// Whether the grace period has been extended because of a stall.
     was_extended: bool,
-    /// When to recheck an expiry that was late or has just been confirmed. It is not acted on before then.
+    /// When to recheck an expiry that was late or has just been confirmed. The expiry is not acted on before then.
     recheck_at: Option<Instant>,
     /// Number of times an expiry has been rechecked.
     rechecks: u8,
@@ -81,7 +82,7 @@ pub(super) struct Detached {
     pub(super) is_expired: bool,
     /// Whether the cancellation has been confirmed.
     is_confirmed: bool,
-    /// When to remove the call because no task is observing its end. `None` while one is.
+    /// When to remove the call because no task is observing its end, or `None` while a task is.
     unobserved_until: Option<Instant>,
     /// When the last pending resume ended, capped at [`MAX_RESUME_WAIT`] after the grace period.
     resumes_ended_at: Option<Instant>,
@@ -142,6 +143,7 @@ impl CallTimers {
         };
         if let DetachedState::GraceUntil { deadline, .. } = &mut state {
             if self.empty_resumes > MAX_EMPTY_RESUMES {
+                // Do not start a new grace period. Instead, let the last one run out.
                 *deadline = self.last_grace_deadline.unwrap_or(*deadline).min(*deadline);
             }
             self.last_grace_deadline = Some(*deadline);
@@ -284,6 +286,7 @@ impl CallTimers {
         if let Some(detached) = &mut self.detached
             && let DetachedState::GraceUntil { deadline, .. } = detached.state
         {
+            // After `resume_deadline`, the grace period can expire even if a resume is pending.
             detached.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
         }
     }
@@ -299,7 +302,7 @@ impl CallTimers {
         }
     }
 
-    /// Returns when the outcome of a call ending at `ended_at` stops being retained.
+    /// Returns until when to retain the outcome of a call ending at `ended_at`.
     ///
     /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `ended_at`, or the end of its
     /// grace period including all postponements, whichever is later.

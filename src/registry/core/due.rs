@@ -26,8 +26,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Checks up to `max` expired call deadlines and removes up to `max` retained calls.
     ///
-    /// Returns the calls that the caller must act on, except for postponed ones. `tracker` determines how late each deadline is handled
-    /// (invariant 7).
+    /// Returns the calls that the caller must act on. Postponed calls are not among them. `tracker` determines how late each deadline is
+    /// handled (invariant 7).
     pub(crate) fn expire_some(
         &mut self,
         tracker: &LatenessTracker,

@@ -81,7 +81,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Ends a detached call like [`finish`](Self::finish).
     ///
-    /// Returns `None` if the call is attached, if a resume is pending, or if one may have happened unobserved.
+    /// Returns `None` if the call is attached, if a resume is pending, or if the client may have resumed unobserved.
     pub(crate) fn finish_detached(
         &mut self,
         id: CallId,
@@ -94,9 +94,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Starts closing a session: removes its retained calls and returns its accepted ones.
+    /// Starts closing a session: removes its retained calls and returns its accepted calls.
     ///
-    /// The accepted calls' event ids are removed as well, because a reopened session restarts its stream numbering.
+    /// The accepted calls' event ids are removed too, because a reopened session restarts its stream numbering.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::call::{Detachment, RequestId};
 
+/// An in-flight call, along with the state tracked for it.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) call: T,

@@ -1,7 +1,7 @@
 //! A call's event ids, which its client can use to resume.
 //!
-//! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Other servers' ids may look the same but mean something
-//! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream they were seen on ([`EventIdFormat`]).
+//! rmcp writes `<index>/<stream>`, so each event id identifies its stream. Other servers' ids may look the same but mean something else
+//! (`<stream>/<index>`, or a constant after the slash), so each of them only identifies the stream it was seen on ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
 
@@ -10,10 +10,10 @@ use super::{
     index::{EventId, StreamId},
 };
 
-/// Maximum number of event ids stored per call besides the first. They take up to 4 KiB, as does the filter that recognises older ones
+/// Maximum number of event ids stored per call besides the first. They take up to 4 KiB, as does the filter that recognises older ids
 /// ([`ForgottenIds`]).
 ///
-/// Only the latest ones are stored, because a resume compares its event id with every one stored for its session.
+/// Only the latest ids are stored, because a resume compares its event id with every id stored for its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;
 
 /// The format of a server's event ids.
@@ -33,13 +33,13 @@ pub(super) struct EventIds {
     overflow: Option<Box<OverflowIds>>,
 }
 
-/// The event ids after the first, which few calls have.
+/// The event ids after the first. Few calls have any.
 #[derive(Debug, Default)]
 struct OverflowIds {
     latest: VecDeque<StreamId>,
     /// The opaque ids that were removed from `latest`.
     forgotten: Option<Box<ForgottenIds>>,
-    /// Whether any unknown id may be one of the call's.
+    /// Whether any unknown id may belong to the call.
     is_incomplete: bool,
 }
 
@@ -61,6 +61,7 @@ impl EventIds {
                 Some(StreamId::Opaque(hash)) => {
                     overflow.forgotten.get_or_insert_default().add(hash);
                 }
+                // A stream number stands for many event ids, whose hashes are unknown.
                 Some(StreamId::Numbered(_)) | None => overflow.is_incomplete = true,
             }
         }

@@ -1,15 +1,16 @@
 //! The event ids that a call no longer stores.
 //!
-//! A resume with one of them may refer to the call, whereas a resume with an id that the call never had must not keep it running. A Bloom
-//! filter tells the two apart: it never misses an id, but sometimes takes another id for one of them, in which case the call merely keeps
-//! running. Clients cannot provoke that, because the hashes are keyed.
+//! A resume with one of these ids may refer to the call, but a resume with an id that the call never had must not keep the call running. A
+//! Bloom filter distinguishes the two. It never misses a forgotten id, but occasionally mistakes another id for one, in which case the call
+//! merely keeps running. Clients cannot provoke these mistakes, because the hashes are keyed.
 
-/// Number of 64-bit words, which is 4 KiB. At 5,000 ids, it takes 4% of other ids for one of them, at 20,000 two thirds.
+/// Number of 64-bit words, 4 KiB in total. With 5,000 forgotten ids, 4% of all other ids are mistaken for one, with 20,000 two thirds.
 const WORDS: usize = 512;
 
-/// Number of bits that are set for each id.
+/// Number of bits set for each id.
 const BITS_PER_ID: u32 = 4;
 
+/// A Bloom filter of event id hashes.
 #[derive(Debug)]
 pub(super) struct ForgottenIds([u64; WORDS]);
 
@@ -36,10 +37,10 @@ impl Default for ForgottenIds {
     }
 }
 
-/// Returns the word and the mask of each of an id's bits.
+/// Returns the word index and the mask for each of an id's bits.
 fn bits(hash: u64) -> impl Iterator<Item = (usize, u64)> {
     (0..BITS_PER_ID).map(move |nth| {
-        // Each bit has 16 bits of the hash to itself.
+        // Each bit's position is derived from a different 16 bits of the hash.
         let bit = hash >> (16 * nth);
         ((bit / 64) as usize % WORDS, 1 << (bit % 64))
     })

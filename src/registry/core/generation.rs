@@ -1,6 +1,6 @@
 //! Stream numbering within a call.
 
-/// The generation of a call's first stream, which is the POST's.
+/// The generation of a call's first stream, the response to its POST.
 pub(crate) const POST_GENERATION: Generation = Generation(1);
 
 /// The generation of a stream read only in the background.

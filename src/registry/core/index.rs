@@ -23,7 +23,7 @@ pub(super) enum StreamId {
     Opaque(u64),
 }
 
-/// An event id, parsed and hashed for comparison with known ones.
+/// An event id, parsed and hashed for comparison with known ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
     /// Index and stream. `None` if the id is not in rmcp's format.
@@ -55,7 +55,7 @@ pub(crate) struct KeyHasher {
 
 /// The sessions sharing a session state's id.
 ///
-/// There is one for each scope in which a call has had a key.
+/// There is one session for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,

@@ -21,7 +21,7 @@ pub(crate) enum EventMatch<T, A> {
     Call(CallId, T),
     /// Possibly a stream of one of these in-flight calls.
     ///
-    /// Either the event id may be one that they no longer store, or several calls have it.
+    /// Either several calls have the event id, or it may be one that they no longer store.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of an ended call.
     Ended(RetainedOutcome<A>),
@@ -75,6 +75,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             Some(_) => false,
             None if self.are_all_indexed() => true,
             None => {
+                // The other call may not have been accepted yet.
                 let mut others = self.calls().filter(|(other, _)| *other != id);
                 !others.any(|(_, other)| other.has_key(key.session, &key.request))
             }
@@ -83,7 +84,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns `true` if every call can be found through the index of accepted requests.
     ///
-    /// This is nearly always the case, and saves a search through all of the session's calls each time that one of them ends.
+    /// This is nearly always the case, and saves a search through all of the session's calls each time one of them ends.
     fn are_all_indexed(&self) -> bool {
         self.by_request.len() == self.calls.len()
     }
@@ -159,7 +160,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns the only call with this JSON-RPC id across all scopes.
     ///
-    /// Returns `None` if no scope has one, or several do.
+    /// Returns `None` if there is no such call, or if several scopes have one.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)

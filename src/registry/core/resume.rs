@@ -10,7 +10,7 @@ use crate::call::CallId;
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Records an ended stream's `retry`. Returns the longest one in the session so far.
+    /// Records an ended stream's `retry`. Returns the session's longest `retry` so far.
     ///
     /// Whichever stream it resumes, the TypeScript SDK first waits for the last `retry` received on any of the session's streams.
     pub(crate) fn record_retry(&mut self, retry: Option<Duration>) -> Option<Duration> {

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::{event_ids::EventIds, index::KeyHash};
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
+/// What a client receives if it resumes an ended call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RetainedOutcome<A> {
     Answered(A),
@@ -50,6 +51,7 @@ pub(crate) struct PerDeliveryState<T> {
     undelivered: T,
 }
 
+/// An ended call whose outcome is retained.
 #[derive(Debug)]
 pub(super) struct RetainedCall<A> {
     pub(super) call: CallId,

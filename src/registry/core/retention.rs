@@ -3,7 +3,7 @@
 //! A disconnected client may resume a stream whose call has ended in the meantime. It then receives the retained outcome: the answer, or an
 //! error if the call was cancelled. The client may resume any number of times.
 //!
-//! Each session id has one queue of retained calls, ordered by when they expire, so expired ones are always at its head. Nearly all calls
+//! Each session id has one queue of retained calls, ordered by when they expire, so expired calls are always at its head. Nearly all calls
 //! are retained for the same time and join the queue at its back. Retained calls are not in a map, because late clients are rare and a
 //! resume only searches its own session's calls.
 //!
@@ -12,11 +12,11 @@
 //! 1. Each session id has a limit in bytes, and may retain at most [`MAX_DELIVERED`] delivered calls. If a call would exceed one of these
 //!    limits, any expired calls are removed first. If that is not enough, delivered calls are evicted, then undelivered ones, in each case
 //!    starting with the one that expires first.
-//! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one.
+//! 2. Across all sessions, there is a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered call.
 //!    Within each of these limits, a session retains no more bytes than remain for all the others ([`Totals::try_add_bytes`]), so a few
 //!    sessions cannot take all the space.
 //! 3. A call is never evicted to make room for another session id's call or for a call that would not fit anyway, and an undelivered call
-//!    is never evicted for a delivered one. A call that cannot fit is not retained.
+//!    is never evicted for a delivered call. A call that cannot fit is not retained.
 //! 4. [`EvictedAnswer`] reports undelivered calls that have been evicted or not retained. If their clients resume, they receive what they
 //!    would have received without this crate.
 
@@ -43,7 +43,7 @@ pub(crate) struct EvictedAnswer {
     /// The call's session id.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// The size it was counted as.
+    /// The size counted for the outcome.
     pub(crate) bytes: usize,
 }
 
@@ -67,6 +67,7 @@ pub(super) const SESSION_OVERHEAD: usize = 832;
 #[derive(Debug)]
 pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
+/// A session id's retained calls, and the space they take up.
 #[derive(Debug)]
 struct RetainedQueue<A> {
     /// Ordered by `until`.
@@ -81,7 +82,7 @@ struct RetainedQueue<A> {
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, evicting the session id's older ones to make room.
+    /// Retains an ended call if it fits, evicting the session id's older calls to make room.
     ///
     /// If other sessions take the space in the meantime, the call is not retained despite the evictions. Returns `true` if there are
     /// evictions to report.
@@ -128,7 +129,8 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Returns the outcome of the retained call that an event belongs to. If there are several, the last to have started counts.
+    /// Returns the outcome of the retained call that an event belongs to. If there are several, the call that started last takes
+    /// precedence.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,
@@ -272,8 +274,9 @@ impl<A> RetainedQueue<A> {
             || is_delivered && self.delivered >= MAX_DELIVERED
     }
 
-    /// Evicts one call to make room for another. Returns `false` if there is none that may be evicted.
+    /// Evicts one call to make room for another. Returns `false` if no call may be evicted.
     fn evict_for(&mut self, call: &RetainedCall<A>, id: &Arc<str>, totals: &Totals) -> bool {
+        // The session's limit applies to all of its calls together, but each total only to calls in the same delivery state.
         if self.exceeds_session_limit(call, totals) {
             DeliveryState::ALL
                 .into_iter()
@@ -345,7 +348,7 @@ impl<A> RetainedQueue<A> {
         Some(call)
     }
 
-    /// Records an undelivered answer, so that its eviction is reported. A delivered one needs no report.
+    /// Records an undelivered answer, so that its eviction is reported. The eviction of a delivered answer need not be reported.
     #[cold]
     fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
         if call.delivery_state == DeliveryState::Undelivered {

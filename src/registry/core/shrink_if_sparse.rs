@@ -5,7 +5,8 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of its capacity is in use.
+/// Capacity up to which a collection is never shrunk. A larger collection is shrunk when less than an eighth of its capacity is
+/// in use.
 const MIN_CAPACITY: usize = 64;
 
 /// A collection that retains its capacity when elements are removed.

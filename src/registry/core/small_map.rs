@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, mem, ops::Bound};
 /// Maximum number of entries in a list. Up to this length, a scan takes no longer than a tree search.
 const MAX_LIST_LEN: usize = 8;
 
-/// Both variants are ordered by key.
+/// A map that is a list while it is small, and a tree otherwise. Both are ordered by key.
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     List(Vec<(K, V)>),
@@ -52,7 +52,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// Inserts a value and returns the key's previous one.
+    /// Inserts a value and returns the key's previous value.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let list = match self {
             Self::Tree(tree) => return tree.insert(key, value),
@@ -83,6 +83,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             }
             Self::Tree(tree) => {
                 let removed = tree.remove(&key);
+                // Wait until the list would be half empty, so that a map around the limit does not keep changing.
                 if tree.len() <= MAX_LIST_LEN / 2 {
                     *self = Self::List(mem::take(tree).into_iter().collect());
                 }
