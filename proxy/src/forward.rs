@@ -5,7 +5,7 @@
 //! 2. Bodies, paths, statuses and headers are passed through unchanged, except for hop-by-hop headers, `Expect`, the configured
 //!    headers, and those set by `public_url`. `Host` is replaced by the server's own, because the server may check it. Event
 //!    streams are requested without a content coding, because the proxy has to parse them to find the answer to a call.
-//! 3. If the server can't be reached or does not respond, the client gets 502 with a JSON-RPC error.
+//! 3. If the server can't be reached or does not respond, the client gets a 502 with a JSON-RPC error.
 //! 4. If the endpoint redirects, the redirect is either rewritten to point back at the proxy or replaced with a 502, so that no
 //!    client bypasses the proxy.
 //! 5. If a response is dropped before it is complete, its connection to the server is closed.
@@ -360,7 +360,7 @@ fn request_id(text: &[u8]) -> Option<&str> {
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is the endpoint's, or continues it after a slash.
+/// Returns `true` if a path is the endpoint's path or lies below it.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
