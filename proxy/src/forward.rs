@@ -266,8 +266,8 @@ impl Upstream {
 
     /// Returns the `Location` at which clients reach a path on the server's origin.
     ///
-    /// This does not include the configured query, which [`target`](Self::target) adds to the next request anyway. Returns `None`
-    /// if the proxy does not serve the path, or if the result would still contain one of the configured query's values.
+    /// This does not include the configured query, which [`target`](Self::target) adds to the next request anyway. Returns
+    /// `None` if the proxy does not serve the path, or if the result would still contain a value from the configured query.
     fn location(&self, target: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(target.path())?;
         let query = match (self.endpoint.query(), target.query()) {
@@ -367,7 +367,7 @@ fn is_below(endpoint: &str, path: &str) -> bool {
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // A length has no meaning if there is also a transfer coding (RFC 9112, section 6.3), which is removed below.
+    // A length has no meaning alongside a transfer coding (RFC 9112, section 6.3), which is removed below.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }

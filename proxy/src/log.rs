@@ -221,7 +221,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
             let Some(what) = describe_unparsed(*reason) else {
                 return;
             };
-            // Log each reason only once, because a client might send many of these.
+            // Log each reason only once, because a client might send many such requests.
             let is_first = {
                 let mut logged = lock(&logged);
                 let is_first = !logged.contains(reason);

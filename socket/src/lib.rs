@@ -1,4 +1,4 @@
-//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers, and disconnects while hyper is not reading.
+//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers and disconnects that hyper misses.
 //!
 //! hyper detects a disconnect only when it reads from its socket or writes to it, so it misses two cases:
 //!
