@@ -43,7 +43,7 @@ pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// How long connections have to close gracefully. After that, they are dropped unless an answer is in flight.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long after the first signal another one is treated as a repetition.
+/// How long after the first signal a second signal is treated as a repetition.
 ///
 /// A process manager may signal an entire process group, and a wrapper in that group, such as npm, then forwards the signal
 /// again.
@@ -63,6 +63,7 @@ struct SignalStream {
     signal: Signal,
 }
 
+/// What the program does when it receives a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalEffect {
     /// Starts the shutdown, or stops the program at once if the shutdown has already started.

@@ -67,6 +67,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 #[derive(Clone)]
 pub struct Forward(Arc<Upstream>);
 
+/// State shared by all clones of a [`Forward`].
 struct Upstream {
     client: Client,
     scheme: Scheme,

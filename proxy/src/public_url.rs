@@ -53,6 +53,7 @@ pub(crate) struct PublicUrl<S> {
     rules: Option<Arc<Rules>>,
 }
 
+/// How requests to the upstream and its responses are rewritten.
 struct Rules {
     upstream: Origin,
     forwarded: Forwarded,

@@ -91,6 +91,7 @@ pub(crate) struct Traced<S>(pub(crate) S);
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
+/// A body that is read within a span.
 struct TracedBody {
     body: Body,
     span: Span,

@@ -129,7 +129,7 @@ impl RequestFilter {
 
     /// Returns `true` if the request is not from a page, or if the page may call the server.
     ///
-    /// Pages may call the server if they are from an allowed origin or from one of this host's names.
+    /// Pages may call the server if their origin is allowed, or if the origin's host is one of this host's names.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;

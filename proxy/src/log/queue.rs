@@ -38,6 +38,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone)]
 pub(super) struct Queue(Arc<Shared>);
 
+/// State shared by a queue's clones and its writer thread.
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,

@@ -39,6 +39,7 @@ pub(crate) struct Scanner {
 
 const NULL: &[u8] = b"null";
 
+/// The members that the scanner distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
     Version,

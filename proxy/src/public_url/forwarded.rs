@@ -66,7 +66,7 @@ impl Forwarded {
         }
     }
 
-    /// Strips an untrusted client's headers, and returns the ones to send to the server instead.
+    /// Strips an untrusted client's forwarding headers, and returns the headers to send instead.
     ///
     /// A trusted client's headers stay in the request, except for the headers with addresses, which are part of the result
     /// instead. The result contains the public origin if `--public-url` or a trusted client provides it.

@@ -61,6 +61,7 @@ pub(super) struct SessionUse {
     is_from_client: bool,
 }
 
+/// The part of a session's state that changes, protected by a lock.
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) last_used: Instant,
