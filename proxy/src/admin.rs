@@ -52,7 +52,7 @@ mod sessions_page;
 
 use self::calls_page::Page;
 
-/// How often metrics are moved out of their buffers. Each scrape does this as well.
+/// How often metrics are moved out of their buffers. Each scrape also does this.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of operator connections.

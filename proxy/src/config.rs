@@ -241,7 +241,7 @@ impl Config {
 
     /// Reads the same sources, but returns only the address for operators, if any.
     ///
-    /// Each option must be valid on its own, but there may be no server, and options may conflict.
+    /// Each option must be valid on its own, but the server may be missing and options may conflict.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -313,7 +313,7 @@ impl Config {
         }
     }
 
-    /// Checks for conflicting options, and for options that require another one.
+    /// Checks for conflicting options and for options that require another option.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
@@ -407,7 +407,7 @@ fn add_defaults(
     Ok(merged)
 }
 
-/// Returns `true` if the arguments set the option, or another one that replaces it.
+/// Returns `true` if the arguments set the option, or another option that replaces it.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));

@@ -1,6 +1,6 @@
 //! Adds CORS headers for pages from allowed origins (`--allow-origin`).
 //!
-//! This layer itself responds to every `OPTIONS` request, as a preflight request. In all other responses, whether they were
+//! This layer treats every `OPTIONS` request as a preflight request and responds to it itself. In all other responses, whether
 //! sent by the cancellation layer or by the server, it replaces the server's CORS headers (as defined in the [Fetch standard])
 //! with its own. The server's `Access-Control-Allow-Credentials` is stripped. A server that allows the origin `*` can safely
 //! send it, because browsers then ignore it. But this layer allows the page's own origin, so the header would let the page send

@@ -73,7 +73,7 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions the descriptors suffice for, or `None` if that is all.
+    /// Returns how many sessions the descriptors suffice for, or `None` if they suffice for all.
     pub(crate) fn session_limit(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;

@@ -4,13 +4,13 @@
 //!
 //! 1. `/readyz` starts returning 503. Clients can still resume to get their answers.
 //! 2. For up to `--drain`, the proxy waits for calls to end. It also waits for clients reading stored events, and for the calls
-//!    in `keep_running`. If an answer is waiting for a disconnected client, the proxy waits as long as the client may still
-//!    resume within its reconnect delay. Then it cancels the remaining calls: their clients get an error, and their servers a
-//!    cancellation.
-//! 3. The proxy stops accepting connections and closes the open ones. As long as any of them has an answer in flight, they may
-//!    stay open for the rest of `--drain`. A GET has an answer in flight once it has a response, and any other request as soon
-//!    as its head has arrived. Meanwhile, the proxy stops the session processes, within the rest of `SHUTDOWN_TIMEOUT` or within
-//!    `MIN_PROCESS_TIMEOUT`, whichever is longer.
+//!    in `keep_running`. If an answer is waiting for a disconnected client, the proxy waits for as long as the client may still
+//!    resume within its reconnect delay. Then it cancels the remaining calls: their clients receive an error, and their servers
+//!    a cancellation.
+//! 3. The proxy stops accepting connections and closes the open ones. If an answer is still in flight, connections may stay
+//!    open for the rest of `--drain`. A GET counts as having an answer in flight once it has a response; any other request
+//!    counts as soon as its head has arrived. Meanwhile, the proxy stops the session processes, within the rest of
+//!    `SHUTDOWN_TIMEOUT` or within `MIN_PROCESS_TIMEOUT`, whichever is longer.
 //!
 //! A second signal stops the program right away, and the runtime then kills the remaining processes. Two kinds of second signal
 //! are ignored: a SIGHUP, because a terminal sends several when it closes, and any signal within 500 ms of the first.
@@ -40,10 +40,10 @@ pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 /// Minimum time for session processes to exit after the drain.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// How long connections have to close gracefully. After that, any without an answer in flight is dropped.
+/// How long connections have to close gracefully. After that, they are dropped unless an answer is in flight.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long after the first signal another one is treated as a repetition.
+/// How long after the first signal a second signal is treated as a repetition.
 ///
 /// A process manager may signal an entire process group, and a wrapper in that group, such as npm, then forwards the signal
 /// again.
@@ -63,11 +63,12 @@ struct SignalStream {
     signal: Signal,
 }
 
+/// What the program does when it receives a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalEffect {
-    /// Starts the shutdown. A second one stops the program at once.
+    /// Starts the shutdown, or stops the program at once if the shutdown has already started.
     End,
-    /// Starts the shutdown. A second one has no effect.
+    /// Starts the shutdown. Has no effect once the shutdown has started.
     Hangup,
     /// Has no effect. Without a handler, the signal would kill the program but not the session processes.
     Ignored,
@@ -129,8 +130,8 @@ impl Signals {
 
     /// Runs the future returned by `serve` until it completes or a second signal stops it.
     ///
-    /// The first signal completes the [`ShutdownSignal`] passed to `serve`. `drain` is only logged. A second SIGHUP does not stop
-    /// the future, and neither does any signal within 500 ms of the first.
+    /// The first signal completes the [`ShutdownSignal`] passed to `serve`. A second SIGHUP does not stop the future, nor does
+    /// any signal within 500 ms of the first. `drain` is only used in a log line.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,

@@ -5,7 +5,7 @@
 //! 2. Bodies, paths, statuses and headers are passed through unchanged, except for hop-by-hop headers, `Expect`, the configured
 //!    headers, and those set by `public_url`. `Host` is replaced by the server's own, because the server may check it. Event
 //!    streams are requested without a content coding, because the proxy has to parse them to find the answer to a call.
-//! 3. If the server can't be reached or does not respond, the client gets 502 with a JSON-RPC error.
+//! 3. If the server can't be reached or does not respond, the client gets a 502 with a JSON-RPC error.
 //! 4. If the endpoint redirects, the redirect is either rewritten to point back at the proxy or replaced with a 502, so that no
 //!    client bypasses the proxy.
 //! 5. If a response is dropped before it is complete, its connection to the server is closed.
@@ -67,6 +67,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 #[derive(Clone)]
 pub struct Forward(Arc<Upstream>);
 
+/// State shared by all clones of a [`Forward`].
 struct Upstream {
     client: Client,
     scheme: Scheme,
@@ -266,8 +267,8 @@ impl Upstream {
 
     /// Returns the `Location` at which clients reach a path on the server's origin.
     ///
-    /// This does not include the configured query, which [`target`](Self::target) adds to the next request anyway. Returns `None`
-    /// if the proxy does not serve the path, or if the result would still contain one of the configured query's values.
+    /// This does not include the configured query, which [`target`](Self::target) adds to the next request anyway. Returns
+    /// `None` if the proxy does not serve the path, or if the result would still contain a value from the configured query.
     fn location(&self, target: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(target.path())?;
         let query = match (self.endpoint.query(), target.query()) {
@@ -360,14 +361,14 @@ fn request_id(text: &[u8]) -> Option<&str> {
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is the endpoint's, or continues it after a slash.
+/// Returns `true` if a path is the endpoint's path or lies below it.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // A length has no meaning if there is also a transfer coding (RFC 9112, section 6.3), which is removed below.
+    // A length has no meaning alongside a transfer coding (RFC 9112, section 6.3), which is removed below.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }

@@ -1,9 +1,9 @@
-//! Accepts connections, and refuses requests that must not reach the server.
+//! Accepts connections and refuses requests that must not reach the server.
 //!
 //! 1. A request's target must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. On HTTP/1, an
 //!    absolute URI is refused, so that a request can't choose its server.
 //! 2. `Host` must be one of this host's names. Otherwise, a website could make its own name resolve to this host and read all
-//!    answers (DNS rebinding). Requests from pages with a foreign `Origin` are refused as well.
+//!    answers (DNS rebinding). Requests from pages with a foreign `Origin` are refused too.
 //! 3. A request head may be up to 64 KiB long, and a client's body up to 4 MiB. A connection's first head must arrive within
 //!    10 s, and a body must keep making progress. The number of connections and the total size of all bodies are also limited
 //!    ([`FrontendLimits`]).
@@ -54,7 +54,7 @@ const MAX_HEAD: usize = 64 * 1024;
 /// How long a connection's first request head may take before the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may wait for a request head while the connection limit is reached.
+/// How long a connection may wait for a request head once the connection limit is reached.
 ///
 /// This is also how often idle connections are checked.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
@@ -104,13 +104,13 @@ pub struct Frontend {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct FrontendLimits {
-    /// Maximum number of connections. Further connections wait until one closes.
+    /// Maximum number of connections. Further connections wait until another closes.
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
-    /// Maximum total size of the bodies being received. A request that would exceed it gets 503.
+    /// Maximum total size of the bodies being received. A request that would exceed it is refused with 503.
     pub bodies: usize,
-    /// Maximum lifetime of a connection, or `None` for no limit. Requests in flight get 500 ms more.
+    /// Maximum lifetime of a connection, or `None` for no limit. Requests in flight get another 500 ms.
     pub lifetime: Option<Duration>,
     /// How long a client may leave a stream unread, or `None` for no limit. The kernel closes the connection 30 s later.
     pub stall_timeout: Option<Duration>,
@@ -129,7 +129,7 @@ struct Shared {
 // === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
-    /// Returns the limits for clients.
+    /// Returns the default limits for clients.
     ///
     /// They allow bodies of up to 4 MiB, 64 MiB in total, and 1,048,576 connections of unlimited lifetime. The stall timeout is
     /// 60 s.
@@ -172,8 +172,8 @@ impl Frontend {
     /// Serves until `stop` completes, then closes the connections.
     ///
     /// `stop` resolves to how long clients may still wait for answers and read them. Once no answer is in flight, the remaining
-    /// connections are closed within 500 ms. A GET has an answer in flight once its response has started, and any other request
-    /// as soon as its head has arrived.
+    /// connections are closed within 500 ms. A GET counts as having an answer in flight once its response has started; any
+    /// other request counts as soon as its head has arrived.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -221,6 +221,7 @@ impl Frontend {
             }
         };
         drop(self.listener);
+        // This starts closing all connections gracefully.
         drop(close);
         let stopped = Instant::now();
         loop {
@@ -307,7 +308,7 @@ async fn serve_connection(
         .max_pending_accept_reset_streams(MAX_HTTP2_RESETS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Limits the wait for the first request head, and the idle time between requests.
+    // Limit the wait for the first request head and the idle time between requests.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));
@@ -332,7 +333,7 @@ async fn serve_connection(
                     if !is_open {
                         return;
                     }
-                    // With a graceful shutdown, a request already on its way is either answered, or its client can retry it.
+                    // Close gracefully, so that a request already on its way is answered or can be retried by its client.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -388,9 +389,9 @@ async fn respond(
     service.call(request).await
 }
 
-/// Reads a refused request's body and discards it, for up to 5 s.
+/// Reads and discards a refused request's body, for up to 5 s.
 ///
-/// If a connection is closed while there are unread bytes, it is reset, and its client might lose the refusal (RFC 9112,
+/// If a connection is closed while there are unread bytes, it is reset, and its client might not receive the refusal (RFC 9112,
 /// section 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };

@@ -1,4 +1,4 @@
-//! The trait that the proxy's services implement, and adapters for services around the layer.
+//! The trait that the proxy's services implement and adapters for services around the layer.
 
 use std::{
     convert::Infallible,
@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// An adapter for a service inside the layer, which converts the layer's bodies to [`Body`].
+/// An adapter that converts the layer's bodies to [`Body`] for a service inside the layer.
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 

@@ -1,6 +1,6 @@
-//! Keeps calls running after a disconnect if no disconnect may cancel them.
+//! Keeps calls running that a disconnect must not cancel.
 //!
-//! These are calls without a session, either to tools in `--exempt` or with the grace period `never`. A server without sessions
+//! These are calls without a session whose tool is in `--exempt` or whose grace period is `never`. A server without sessions
 //! treats a closed connection as a cancellation. To keep the connection open, a task reads the call's response until it ends,
 //! whether or not the client is still connected. The task closes the connection earlier only if the call timeout expires, or if
 //! the call is cancelled for a reason other than a disconnect. A message that the proxy can't parse might be one of these
@@ -50,7 +50,7 @@ pub(crate) struct Graces(Arc<Config>);
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if no call needs this.
+    /// `None` if no call needs to be kept running.
     graces: Option<Graces>,
     background_calls: BackgroundCalls,
 }
@@ -68,7 +68,8 @@ struct BackgroundCall {
     response_future: ResponseFuture,
     /// The call timeout.
     ///
-    /// The layer can't enforce it, because it does not see the end of a call whose client disconnects before the response head.
+    /// The layer can't enforce it: if the client disconnects before the response head, the layer does not notice when the call
+    /// ends.
     call_timeout: Option<Duration>,
     to_client: oneshot::Sender<Response<Body>>,
     _guard: BackgroundCallGuard,
@@ -131,7 +132,8 @@ impl Graces {
         };
         tokio::spawn(call.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // A client does not normally see this, because the layer itself responds to a call whose token has fired.
+            // A client does not normally receive this response, because the layer itself responds to a call whose token has
+            // fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }
@@ -267,6 +269,7 @@ impl BackgroundCall {
         drop(self.to_client.send(response));
         while let Some(frame) = body.frame().await {
             let is_last = frame.is_err();
+            // If the client has disconnected, discard the frame and read on.
             drop(frames.send(frame).await);
             if is_last {
                 return;

@@ -1,6 +1,8 @@
-//! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server: the proxy, as a library.
+//! The library behind the `mcp-cancel-proxy` program.
 //!
-//! This is a request's path to the server. Its response takes the same path back:
+//! The proxy puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+//!
+//! A request takes this path to the server, and its response takes the same path back:
 //!
 //! ```text
 //! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP

@@ -1,7 +1,7 @@
 //! Reads the server's tool lists, to label metrics and to check the tools named in options.
 //!
 //! If an option names a tool that the server does not list, the proxy logs a warning, because the name may be misspelt or may
-//! belong to another server's tool. Once a complete list has been read, bodies are only copied if there are metrics.
+//! belong to another server's tool. Once a complete list has been read, bodies are only copied if there are metrics to label.
 
 use std::{
     collections::BTreeSet,
@@ -168,7 +168,7 @@ impl UnlistedTools {
         lock(&self.0).is_empty()
     }
 
-    /// Removes a page's tools. After the last page, warns about any that are left.
+    /// Removes a page's tools. After the last page, warns about any tools that are left.
     fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {
@@ -217,6 +217,7 @@ impl Page {
                 self.read();
             }
         } else if text.ends_with(b"\n\n") || text.ends_with(b"\r\n\r\n") {
+            // An empty line ends an event.
             self.read();
             self.copied = BodyCopy::default();
         }

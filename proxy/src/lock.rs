@@ -1,4 +1,4 @@
-//! Locks that stay usable after a panic.
+//! Mutex locking that ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

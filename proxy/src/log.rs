@@ -79,7 +79,7 @@ pub struct Log {
 /// # Errors
 ///
 /// Returns an error of the kind `InvalidInput` if `RUST_LOG` can't be parsed, and one of any other kind if the writer thread or
-/// the export of traces can't be started.
+/// the trace export can't be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
@@ -221,7 +221,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
             let Some(what) = describe_unparsed(*reason) else {
                 return;
             };
-            // Log each reason only once, because a client might send many of these.
+            // Log each reason only once, because a client might send many such requests.
             let is_first = {
                 let mut logged = lock(&logged);
                 let is_first = !logged.contains(reason);

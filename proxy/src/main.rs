@@ -29,7 +29,7 @@ const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the runtime may take to drop its tasks, which kills the session processes.
 ///
-/// A blocking name lookup can't be aborted, so this is also the longest that the program waits for one before it exits.
+/// A blocking name lookup can't be aborted, so this is also the longest the program waits for a lookup before it exits.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -88,7 +88,7 @@ async fn run() -> ExitCode {
 
 /// Reports a configuration error, or prints the help or the version.
 ///
-/// For a command-line error, the help and the version, this exits the process right away.
+/// For a command-line error, the help or the version, this exits the process right away.
 fn report(error: ConfigError) -> ExitCode {
     if let ConfigError::Options(error) = error {
         error.exit();

@@ -134,7 +134,7 @@ struct Members<'a> {
     error: Presence,
 }
 
-/// Whether a member is present, and whether it is `null`.
+/// Whether a member is present and whether it is `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Presence {
     #[default]
@@ -181,7 +181,7 @@ fn deserialize_presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence,
 
 /// Returns `true` if a message with this `result` and this `error` is a response.
 ///
-/// A response has only one of the two, but some servers also send the other one, as `null`.
+/// A response has only one of the two, but some servers also send the other as `null`.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -346,7 +346,7 @@ impl IdKey {
         }))
     }
 
-    /// Returns `true` if the two are equal or [counterparts](Self::counterpart).
+    /// Returns `true` if the two ids are equal or [counterparts](Self::counterpart).
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)
@@ -394,7 +394,7 @@ impl Value {
     }
 }
 
-/// Puts JSON text on a single line, by replacing line breaks with spaces.
+/// Puts JSON text on a single line by replacing line breaks with spaces.
 ///
 /// This does not change its meaning, because line breaks are white space outside of strings, and invalid inside them.
 pub fn single_line(json: Bytes) -> Bytes {

@@ -14,10 +14,10 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// A request extension with what the server needs to know about the client's connection.
+/// A request extension with the details of a client's connection that the server needs.
 ///
-/// Clones share the connection. The headers are only added to the request in `forward`, so that the event store does not see
-/// them. The store would treat the client's address as a credential, and the address changes whenever the client moves to
+/// Clones share the connection. The headers are only added to the request in `forward`, so that they stay hidden from the event
+/// store. The store would treat the client's address as a credential, but the address changes whenever the client moves to
 /// another network.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
@@ -27,7 +27,7 @@ pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 pub(crate) struct Connection {
     /// The headers to send in place of the request's own.
     pub(crate) headers: HeaderMap,
-    /// The origin at which clients reach the proxy, if it is known.
+    /// The origin at which clients reach the proxy, if known.
     pub(crate) public: Option<Origin>,
 }
 
@@ -36,14 +36,14 @@ pub(crate) struct Connection {
 impl Origin {
     /// Creates an http or https origin. Returns `None` for any other scheme.
     ///
-    /// Also returns `None` if the authority has no host or names a user.
+    /// Also returns `None` if the authority has no host or contains a user name.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();
         (is_http && is_plain).then_some(Self { scheme, authority })
     }
 
-    /// Returns a URL's origin, or `None` if the URL is relative or if [`new`](Self::new) does.
+    /// Returns a URL's origin, or `None` if the URL is relative or [`new`](Self::new) rejects it.
     pub(crate) fn of(url: &Uri) -> Option<Self> {
         Self::new(url.scheme()?.clone(), url.authority()?.clone())
     }
@@ -66,7 +66,7 @@ impl Origin {
                 .eq_ignore_ascii_case(other.authority.host())
     }
 
-    /// Returns `true` if this is the origin of `server`, or one that it may use for itself.
+    /// Returns `true` if this is `server`'s origin, or another origin it may use for itself.
     ///
     /// A server may refer to itself by its `public` origin, if it has one, or by its own host with the public scheme.
     pub(crate) fn is_origin_of(&self, server: &Self, public: Option<&Self>) -> bool {

@@ -1,4 +1,4 @@
-//! Builds the proxy from its configuration, and runs it.
+//! Builds the proxy from its configuration and runs it.
 
 use std::{
     collections::BTreeSet,
@@ -47,7 +47,7 @@ use crate::traces::{self, Traced, TracedBodies};
 /// How long the startup waits for a connection to the upstream.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that is listening, but not serving yet. Call [`serve`](Self::serve) to serve its clients.
+/// A proxy that is listening but not yet serving. Call [`serve`](Self::serve) to serve its clients.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -73,9 +73,9 @@ pub enum StartError {
     Listen {
         /// The option that sets the address.
         option: &'static str,
-        /// The address.
+        /// The address that the proxy can't listen on.
         address: SocketAddr,
-        /// The cause.
+        /// The system's error.
         error: io::Error,
     },
     /// The server is invalid.
@@ -232,11 +232,10 @@ impl Proxy {
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
             let _ = timeout(remaining_drain(), answers_read).await;
             let cancelled = calls.drain(remaining_drain()).await.cancelled;
-            // `EndedCalls` counts cancelled calls as well.
+            // `EndedCalls` counts cancelled calls too.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // From here on, the frontend closes its connections, but still lets clients read their answers in the remaining
-            // time.
+            // After this, the frontend closes its connections, but still lets clients read their answers in the remaining time.
             let _ = begin_close.send(remaining_drain());
             let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(started.elapsed())

@@ -3,8 +3,9 @@
 //! 1. The upstream receives `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. If a client sends any of these
 //!    itself, the proxy strips them, unless the client's address is in `--trust-forwarded`.
 //! 2. The public origin is taken from `--public-url` or, if that option is not set, from the headers sent by a trusted address.
-//!    If these name a host that is neither in `--allow-host` nor one of this machine's names, `Host` is used instead.
-//! 3. In responses, the public origin replaces the upstream's, both in the `resource_metadata` parameter of
+//!    If these headers specify a host that is neither in `--allow-host` nor one of this machine's names, the host in `Host` is
+//!    used instead.
+//! 3. In responses, the public origin replaces the upstream's origin, both in the `resource_metadata` parameter of
 //!    `WWW-Authenticate` and in the `resource` field of a protected resource's metadata (RFC 9728). Redirects are rewritten by
 //!    `forward`. Everything else is passed through unchanged, including URLs at other origins.
 
@@ -52,6 +53,7 @@ pub(crate) struct PublicUrl<S> {
     rules: Option<Arc<Rules>>,
 }
 
+/// How requests to the upstream and its responses are rewritten.
 struct Rules {
     upstream: Origin,
     forwarded: Forwarded,
@@ -96,6 +98,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
             return Either::Left(self.inner.call(request));
         };
         let is_metadata = is_metadata(&request);
+        // Compressed metadata would be passed through unchanged.
         if is_metadata {
             let identity = HeaderValue::from_static("identity");
             request

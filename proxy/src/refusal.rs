@@ -19,7 +19,7 @@ pub const PARSE_ERROR: i32 = -32700;
 pub const INVALID_REQUEST: i32 = -32600;
 /// Error code: the proxy's own errors. This is the first of JSON-RPC's implementation-defined codes.
 pub const SERVER_ERROR: i32 = -32000;
-/// Error code: the session does not exist, or no longer does.
+/// Error code: the session does not exist, or no longer exists.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 /// Error code: the server does not support the request's revision.
 const UNSUPPORTED_REVISION: i32 = -32022;
@@ -27,9 +27,9 @@ const UNSUPPORTED_REVISION: i32 = -32022;
 /// Why a request body was not read to the end, even though its client is still connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyError {
-    /// The client is sending too slowly.
+    /// The client sent the body too slowly.
     TooSlow,
-    /// Other requests' bodies are taking up the capacity.
+    /// Other requests' bodies took up the capacity.
     NoRoom,
 }
 

@@ -131,9 +131,9 @@ impl Server {
         self.is_resumable().then(|| Limits::default().retention)
     }
 
-    /// Returns the event store that confirms an upstream's orphans, if there is one.
+    /// Returns the event store that confirms an upstream's orphans.
     ///
-    /// There is none for a command, or for an upstream whose events are not stored.
+    /// Returns `None` for a command, or for an upstream whose events are not stored.
     pub fn event_store(&self) -> Option<EventStore> {
         match self {
             Self::Resumable(resumable) => Some(resumable.event_store().clone()),
@@ -162,7 +162,7 @@ impl Server {
             Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
-            // Don't count a command's sessions in the event store, which outlive their processes.
+            // Don't use the store's count for a command, because sessions in the store outlive their processes.
             sessions: stdio.map_or(store.sessions, |stdio| stdio.sessions),
             children: stdio.map_or(0, |stdio| stdio.children),
             buffer_bytes: store.buffer_bytes,

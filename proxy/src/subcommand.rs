@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer, or why there is none. Returns success if the proxy is healthy.
+/// Prints the proxy's answer, or why there was none. Returns success if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", connect_address(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {

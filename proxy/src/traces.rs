@@ -2,7 +2,7 @@
 //!
 //! 1. Traces are only exported if `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, and no variable in
 //!    `OFF` turns them off. Otherwise, `traceparent` is passed through unchanged.
-//! 2. Each POST becomes a span. Its parent is taken from the request's `traceparent`, and the server is sent this span as the
+//! 2. Each POST becomes a span. Its parent is taken from the request's `traceparent`, and the server receives this span as the
 //!    parent of its own.
 //! 3. A call's span is named after the call's method and tool. It lasts until the call has ended, even if the client has
 //!    disconnected, and records the outcome. The layer's log lines become its events. Headers, parameters and paths are never
@@ -79,18 +79,19 @@ const MAX_RESPONSE: usize = 64 * 1024;
 /// Maximum number of bytes to record of a name sent by a client.
 const MAX_NAME: usize = 128;
 
-/// The export of spans to a collector.
+/// Exports spans to a collector.
 #[derive(Debug)]
 pub(crate) struct Traces(SdkTracerProvider);
 
-/// A service that turns POST requests into spans.
+/// A service that creates a span for each POST request.
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads a request's body within the request's span, whichever task reads it.
+/// A service that reads a request's body within the request's span, in whichever task.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
+/// A body that is read within a span.
 struct TracedBody {
     body: Body,
     span: Span,
@@ -202,7 +203,7 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
     }
 }
 
-/// Records what is known about a call in its span. The layer reports a call's events within it.
+/// Records what is known about a call in its span. The layer reports a call's events from within that span.
 pub(crate) fn observe(event: &Event<'_>) {
     let sanitized = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
     match event {
@@ -239,7 +240,8 @@ pub(crate) fn observe(event: &Event<'_>) {
                 span.record("otel.status_code", "ERROR");
                 span.record("error.type", reason);
             }
-            // End the span explicitly. Tasks can hold on to it until the program ends, and it would then never be sent.
+            // End the span explicitly. Otherwise, a task that holds on to it until the program ends would keep it from being
+            // sent.
             span.context().span().end();
         }
         _ => {}

@@ -2,8 +2,8 @@
 //!
 //! Two options are needed. `SO_KEEPALIVE` probes an idle connection, but is suspended while sent data is unacknowledged.
 //! `TCP_USER_TIMEOUT` limits how long sent data may remain unacknowledged, but on its own has no effect on an idle connection.
-//! Without the first, a dead peer on an idle connection is never detected. Without the second, a peer that does not acknowledge
-//! data is detected only after the kernel's own retries, which take about 15 minutes by default.
+//! Without `SO_KEEPALIVE`, a dead peer on an idle connection is never detected. Without `TCP_USER_TIMEOUT`, a peer that does
+//! not acknowledge data is detected only after the kernel's own retries, which take about 15 minutes by default.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -171,7 +171,7 @@ impl DeadPeer {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects an out-of-range value, or a socket that is not a TCP socket.
+    /// Fails if a value is out of range for the kernel, or if the socket is not a TCP socket.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);

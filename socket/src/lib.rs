@@ -1,13 +1,13 @@
-//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers, and disconnects while hyper is not reading.
+//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers and disconnects that hyper misses.
 //!
 //! hyper detects a disconnect only when it reads from its socket or writes to it, so it misses two cases:
 //!
 //! 1. The network drops all packets, so neither a FIN nor an RST arrives. With the socket options set by [`DeadPeer`], the
 //!    kernel probes the connection, and eventually gives up.
 //! 2. hyper is not reading, either because its buffer already contains part of the next request or because the handler is not
-//!    reading the request body. In that case, hyper does not see a FIN or an RST. [`Peer::closed`] gets this information from
-//!    the kernel, through tokio's existing registration of the socket ([`WatchedListener`] has an example). It works only on
-//!    Linux and Android. On other systems it never completes.
+//!    reading the request body. In that case, hyper does not notice a FIN or an RST. [`Peer::closed`] gets this information
+//!    from the kernel, through tokio's existing registration of the socket ([`WatchedListener`] has an example). It works only
+//!    on Linux and Android. On other systems it never completes.
 //!
 //! The crate guarantees the following:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and releases

@@ -101,7 +101,8 @@ impl Peer {
 
     /// Returns this `Peer` with a different address.
     ///
-    /// This is for servers behind a proxy that forwards the client's address. The watched connection is still the proxy's.
+    /// This is for servers behind a proxy that forwards the client's address. The connection being watched is still the one to
+    /// the proxy.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -132,7 +133,7 @@ impl Peer {
 
     /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// It knows once it has received a FIN or an RST from the peer, or has given up after its own retries (see
+    /// The kernel knows once it has received a FIN or an RST from the peer, or once it has given up after its own retries (see
     /// [`DeadPeer`](super::DeadPeer)).
     ///
     /// This does not require a read or a write, and works even while there are unread bytes from the peer.

@@ -66,8 +66,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// Cancels the call with the given id.
 ///
-/// The status is 400 for an unknown parameter, 409 for another process, and 404 if there is no such call or it can't be
-/// cancelled.
+/// The status is 400 for an unknown parameter, 409 if `process` does not match this process, and 404 if there is no such call
+/// or it can't be cancelled.
 async fn cancel(
     State(page): State<Page>,
     id: Result<Path<String>, PathRejection>,

@@ -21,7 +21,7 @@ const POLICY: &str = "default-src 'none'; base-uri 'none'; frame-ancestors 'none
 
 /// Serves `/sessions` and `/sessions.json`.
 ///
-/// Serves neither for an upstream, whose sessions are unknown.
+/// Returns no routes for an upstream, because its sessions are unknown.
 pub(super) fn routes(server: &Server) -> Router {
     let Server::Stdio(stdio) = server else {
         return Router::new();

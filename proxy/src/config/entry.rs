@@ -19,6 +19,7 @@ pub(super) struct Entry {
     values: Vec<Value>,
 }
 
+/// A value as text, or whether a switch is turned on.
 #[derive(Debug)]
 pub(super) enum Value {
     Text(OsString),

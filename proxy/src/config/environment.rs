@@ -11,6 +11,7 @@ use super::{
 
 const PREFIX: &str = "MCP_PROXY_";
 
+/// The entries read from environment variables.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     pub(super) entries: Vec<Entry>,

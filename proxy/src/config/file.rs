@@ -20,6 +20,7 @@ const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
 
+/// The entries read from a configuration file.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,

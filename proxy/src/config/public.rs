@@ -1,4 +1,4 @@
-//! The options for the proxy's public URL, and for the reverse proxies in front of it.
+//! The options for the proxy's public URL and for the reverse proxies in front of it.
 
 use std::net::IpAddr;
 

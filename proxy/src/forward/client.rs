@@ -1,4 +1,4 @@
-//! The HTTP client for the server, and a check that the server can be reached.
+//! The HTTP client for the server and a check that the server can be reached.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -85,8 +85,8 @@ pub(super) async fn connect(
 
 /// Connects to all addresses concurrently, and succeeds once one connection is established.
 ///
-/// That connection is closed again. An unresponsive address must not fail this check, because the HTTP client copes with one: it
-/// starts with one address family and tries the other shortly after (RFC 8305).
+/// That connection is closed again. An unresponsive address must not fail this check, because the HTTP client copes with
+/// unresponsive addresses: it starts with one address family and tries the other shortly after (RFC 8305).
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses
         .map(|address| Box::pin(TcpStream::connect(address)))

@@ -38,6 +38,8 @@ impl<'a> Redirect<'a> {
             return None;
         }
         let scheme = requested.scheme_str()?;
+        // The forms of a URI reference (RFC 3986, section 4.2): `//host/path`, `/path`, `?query`, an absolute URI, and a
+        // relative path.
         let path = if text.starts_with("//") {
             path_at(requested, public, &format!("{scheme}:{text}"))?
         } else if text.starts_with('/') {
@@ -68,7 +70,7 @@ fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathA
     is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the parameters also present in the `configured` query. Returns `None` if none are left.
+/// Removes the parameters also present in the `configured` query. Returns `None` if no parameters are left.
 pub(super) fn remove_parameters(query: &str, configured: &str) -> Option<String> {
     let names: Vec<Vec<u8>> = configured.split('&').map(name).collect();
     let rest: Vec<&str> = query
@@ -83,7 +85,7 @@ fn name(parameter: &str) -> Vec<u8> {
     decode(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Returns `true` if a string contains one of the `configured` query's values.
+/// Returns `true` if a string contains a value from the `configured` query.
 ///
 /// A value is found even if it has been percent-encoded several times. Values shorter than 4 bytes are ignored.
 pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {

@@ -110,7 +110,7 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// Returns the entire request body, or an empty one if it is too large or arrives too late.
+    /// Returns the entire request body, or an empty body if it is too large or arrives too late.
     pub(super) async fn request(self) -> Vec<u8> {
         let request = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;

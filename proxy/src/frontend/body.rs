@@ -83,7 +83,7 @@ impl TimedBody {
         true
     }
 
-    /// Returns `true` once the deadline has passed. It is reset every [`BODY_PROGRESS`] bytes.
+    /// Returns `true` once the deadline has passed. The deadline is reset every [`BODY_PROGRESS`] bytes.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let deadline = self
             .deadline

@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, 
 
 use crate::{config::normal_origin, headers::exactly_one};
 
-/// This host's names, and the origins whose pages may call the server.
+/// This host's names and the origins whose pages may call the server.
 #[derive(Debug, Default)]
 pub struct RequestFilter {
     /// In lower case, with or without a port.
@@ -25,7 +25,7 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same methods, for a refusal's `Allow` header.
+/// The accepted methods, for a refusal's `Allow` header.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.
@@ -37,7 +37,7 @@ type Refused = (StatusCode, &'static str);
 // === impl RequestFilter ===
 
 impl RequestFilter {
-    /// Creates a filter that allows this machine, and the given hosts and origins.
+    /// Creates a filter that allows this machine's names and the given hosts and origins.
     ///
     /// Hosts and origins must be in lower case, and origins must omit their scheme's default port.
     pub fn new(
@@ -60,7 +60,7 @@ impl RequestFilter {
         self
     }
 
-    /// Checks a request whose body may be up to `body_size` bytes long. The error is the response.
+    /// Checks a request whose body may be up to `body_size` bytes long. The error is the refusal.
     ///
     /// The size of a body without a `Content-Length` is not checked yet.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
@@ -109,7 +109,7 @@ impl RequestFilter {
         !host.as_str().contains('@') && self.is_own_host(host)
     }
 
-    /// Returns `true` for one of this machine's names, and for an allowed host.
+    /// Returns `true` for one of this machine's names or an allowed host.
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit their scheme's default port.
         let is_allowed_with_default_port = |host: &str| {
@@ -129,7 +129,7 @@ impl RequestFilter {
 
     /// Returns `true` if the request is not from a page, or if the page may call the server.
     ///
-    /// Pages may call the server if they are from an allowed origin or from one of this host's names.
+    /// Pages may call the server if their origin is allowed, or if the origin's host is one of this host's names.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;

@@ -2,8 +2,8 @@
 //!
 //! 1. **Logging never waits for standard error and never fails.** Only the queue's own thread writes to standard error, which
 //!    may be closed, full, or not being read.
-//! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, and so is one that can't be written. Only the
-//!    line that reports dropped lines may exceed the limit.
+//! 2. **The queue is bounded.** A line that would exceed [`MAX_QUEUED`] is dropped, as is a line that can't be written. Only
+//!    the line that reports dropped lines may exceed the limit.
 //! 3. **Every dropped line is counted.** After the next successful write, a line reports the count.
 
 use std::{
@@ -38,6 +38,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone)]
 pub(super) struct Queue(Arc<Shared>);
 
+/// State shared by a queue's clones and its writer thread.
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
@@ -81,7 +82,7 @@ impl Queue {
         Ok(Self(shared))
     }
 
-    /// Waits until all lines have been written, for up to `limit`.
+    /// Waits up to `limit` for all lines to be written.
     pub(super) fn flush(&self, limit: Duration) {
         let state = self.0.state();
         let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();

@@ -2,9 +2,9 @@
 //!
 //! 1. **Little memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`.
 //!    It stores just enough of a `result` or `error` to recognise `null`, and nothing of any other member.
-//! 2. **A doubtful answer is not an answer.** A message only answers a call if it has exactly one `id`, either a `result` or an
-//!    `error`, and no `method`, and if it ends with its object's closing brace. To find the end of any other member, the
-//!    scanner just counts brackets.
+//! 2. **A doubtful answer does not count.** A message is only recognised as an answer if it has exactly one `id`, no `method`,
+//!    and either a `result` or an `error`. It must also end with its object's closing brace. To find the end of any other
+//!    member, the scanner just counts brackets.
 
 use std::mem;
 
@@ -39,6 +39,7 @@ pub(crate) struct Scanner {
 
 const NULL: &[u8] = b"null";
 
+/// The members that the scanner distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
     Version,
@@ -105,7 +106,7 @@ impl Scanner {
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
-    /// Returns `true` if the message is a notification that can be lost without harm.
+    /// Returns `true` if the message is a notification that can safely be lost.
     ///
     /// Like [`Message::is_droppable`](super::Message::is_droppable), but only takes into account what has been read so far.
     pub(crate) fn is_droppable(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The `resource_metadata` parameter of `WWW-Authenticate` (RFC 9728, section 5.1).
+//! Rewrites the `resource_metadata` parameter of `WWW-Authenticate` (RFC 9728, section 5.1).
 
 use http::{HeaderMap, HeaderValue, header};
 

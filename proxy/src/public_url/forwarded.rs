@@ -1,4 +1,4 @@
-//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address, and the origin it used.
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address and the origin it used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,7 +32,7 @@ const ADDRESSES: [HeaderName; 3] = [header::FORWARDED, FOR, REAL_IP];
 
 /// Headers stripped unless the client that sent them is trusted.
 ///
-/// Other headers of this kind identify users, and are passed through.
+/// Other `X-Forwarded-*` headers identify users and are passed through.
 const UNTRUSTED: [HeaderName; 12] = [
     header::FORWARDED,
     FOR,
@@ -48,7 +48,7 @@ const UNTRUSTED: [HeaderName; 12] = [
     REAL_IP,
 ];
 
-/// How a request's forwarding headers are handled.
+/// The rules for a request's forwarding headers.
 pub(super) struct Forwarded {
     public: Option<Origin>,
     trusted: Vec<Network>,
@@ -66,9 +66,9 @@ impl Forwarded {
         }
     }
 
-    /// Strips an untrusted client's headers, and returns the ones to send to the server instead.
+    /// Strips an untrusted client's forwarding headers, and returns the headers to send instead.
     ///
-    /// A trusted client's headers stay in the request, except for those with addresses, which are included in the result
+    /// A trusted client's headers stay in the request, except for the headers with addresses, which are part of the result
     /// instead. The result contains the public origin if `--public-url` or a trusted client provides it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
@@ -82,7 +82,7 @@ impl Forwarded {
             Origin::new(scheme, host?)
         });
         if self.public.is_some() {
-            // Remove the port that the request names, which belongs to some URL other than the public one.
+            // Remove the port sent by the client, which belongs to a URL other than the public one.
             request.headers_mut().remove(PORT);
         }
         let origin = peer.zip(public.clone().or(received));
@@ -101,9 +101,10 @@ impl Forwarded {
         self.trusted.iter().any(|network| network.contains(peer))
     }
 
-    /// Returns the scheme named in the remaining headers, and the host if it is an allowed one.
+    /// Returns the scheme given in the remaining headers, and the host if it is allowed.
     ///
-    /// If the headers name a host but no scheme, the scheme is http. Returns `None` if they name neither.
+    /// If the headers contain an allowed host but no scheme, the scheme is http. Returns `None` if they contain no scheme and
+    /// no allowed host.
     fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
         let scheme = first_value(headers, &PROTO).and_then(parse_scheme);
         let host = first_value(headers, &HOST)
@@ -143,7 +144,7 @@ fn is_same_variable(name: &HeaderName, other: &HeaderName) -> bool {
         .eq(other)
 }
 
-/// Returns the first value in a list. This is the first proxy's, since each later one may append another.
+/// Returns the first value in a list. The first proxy set it; later proxies may append theirs.
 fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let list = headers.get(name)?.to_str().ok()?;
     list.split(',').next().map(str::trim)
@@ -157,7 +158,7 @@ fn parse_scheme(text: &str) -> Option<Scheme> {
     }
 }
 
-/// Returns the origin that the request itself names. Its scheme is http, because the proxy does not use TLS.
+/// Returns the origin that the request was sent to. Its scheme is http, because the proxy does not use TLS.
 fn received_origin(request: &Request<Body>) -> Option<Origin> {
     let host = match request.uri().authority() {
         Some(authority) => authority.clone(),
@@ -170,7 +171,7 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
 
 /// Returns the headers that carry the client's address and the origin it used.
 ///
-/// If the request already lists addresses, the client's is appended. The request's `X-Real-IP` is preserved.
+/// If the request already lists addresses, the client's address is appended. The request's `X-Real-IP` is preserved.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let earlier_clients = join_values(headers, &FOR);
     let elements = join_values(headers, &header::FORWARDED);

@@ -1,4 +1,4 @@
-//! The `resource` field of a protected resource's metadata (RFC 9728, section 2).
+//! Rewrites the `resource` field of a protected resource's metadata (RFC 9728, section 2).
 
 use http::{HeaderName, header};
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub(super) fn rewrite(text: &[u8], upstream: &Origin, public: &Origin) -> Option
     let resource = metadata.resource.get();
     let url: String = serde_json::from_str(resource).ok()?;
     let rewritten = serde_json::to_string(&public.replace_origin(upstream, &url)?).ok()?;
-    // `resource` is borrowed from the text.
+    // This works because `resource` is borrowed from the text.
     let start = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
     let (before, rest) = text.split_at_checked(start)?;
     let after = rest.strip_prefix(resource)?;

@@ -140,6 +140,7 @@ impl Stdio {
                 drop(live);
                 inner.store.close(&session_id);
                 let text = EndReason::Shutdown(STOP_TIMEOUT).text();
+                // Returning drops `running_session`, which ends the session.
                 return Err(Box::new(refusal::busy(id, text, RETRY_AFTER)));
             }
             live.sessions.insert(session_id.clone(), session);
@@ -184,6 +185,7 @@ impl RunningSession {
             stdio.store.clone()
         });
         let (id, reason) = (self.id.clone(), end.reason);
+        // Release the session's permit before the wait below.
         drop(self);
         // Retain the streams, in case a client resumes late.
         if let Some(store) = store.filter(|_| reason != EndReason::Deleted) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::session::EndReason;
 
-/// The reasons a session can end for, as metric label values.
+/// The reasons a session can end, as metric label values.
 const LABELS: [&str; 9] = [
     "deleted",
     "idle",

@@ -1,4 +1,4 @@
-//! Queues messages for a process, and writes them to its stdin.
+//! Queues messages for a process and writes them to its stdin.
 
 use std::{
     sync::{
@@ -161,7 +161,7 @@ impl Capacity {
         }
     }
 
-    /// Takes a permit and this many bytes. Returns `None` if there is not enough of either.
+    /// Takes a permit and this many bytes, or returns `None` if there is not enough capacity.
     fn try_take(&self, bytes: usize) -> Option<CapacityGuard> {
         let bytes = bytes.try_into().ok()?;
         Some(CapacityGuard {

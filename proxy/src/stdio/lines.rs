@@ -104,7 +104,7 @@ impl Lines {
         }
     }
 
-    /// Returns what follows the output's last line break, or `None` if that is empty.
+    /// Returns the text after the output's last line break, or `None` if that text is empty.
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();

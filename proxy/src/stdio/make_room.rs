@@ -1,8 +1,8 @@
 //! Makes room for a new session when the session limit has been reached.
 //!
-//! The session that has been unused for longest, with neither a request nor a stream, is evicted, provided that it has been
-//! unused for longer than [`Options::make_room_after`]. If no session qualifies, the new one is refused. A session with an open
-//! call, or whose process is waiting for a client to read, is never evicted.
+//! Evicts the session that has been unused (no request and no stream) for the longest time, provided that this is longer than
+//! [`Options::make_room_after`]. If no session qualifies, the new session is refused. A session with an open call, or whose
+//! process is waiting for a client to read, is never evicted.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
 
@@ -70,7 +70,7 @@ impl Inner {
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
         unused.sort_unstable_by_key(|(since, ..)| *since);
-        // Check again, because a client may have started to use one of them in the meantime.
+        // Check again, because a client may have started to use one of these sessions in the meantime.
         let (_, id, _) = unused
             .iter()
             .find(|(.., session)| session.evict_if_unused(cutoff))?;

@@ -1,14 +1,14 @@
 //! Serves a stdio MCP server over HTTP, with one process per session.
 //!
 //! 1. **Messages are not rewritten.** In both directions, a message is passed through as it was written, with a few exceptions.
-//!    White space around it is removed, and so is a byte order mark from a server. Line breaks between its tokens become
-//!    spaces. A server's batch is split, and the layer's cancellation is given the id as the client wrote it.
+//!    White space around it is removed, as is a byte order mark from a server. Line breaks between its tokens become spaces. A
+//!    server's batch is split, and the layer's cancellation is given the id as the client wrote it.
 //! 2. **No process is left behind.** When a session ends, its process's stdin is closed, and then the process group is signalled
 //!    (`process`).
 //! 3. **Routing.** `routing` finds the call for each line from the server. A line that might belong to any of several open calls
 //!    is not sent on their streams.
-//! 4. **Bounded.** There are limits for queued messages (1,024 messages and 8 MiB per session), lines (16 MiB), log lines, calls
-//!    and sessions. The event store limits what clients have not read yet.
+//! 4. **Bounded.** There are limits for queued messages (1,024 messages and 8 MiB per session), lines (16 MiB), log lines,
+//!    calls and sessions. The event store limits the events that clients have not read yet.
 //! 5. **Cancelled does not mean stopped.** The process receives a cancellation, but its tool may ignore it. Only
 //!    [`Options::kill_after`] guarantees that the tool stops.
 //! 6. **A disconnect has no effect at this level.** The call keeps running without its client, and its answer is sent to the event

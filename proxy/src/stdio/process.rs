@@ -7,7 +7,7 @@
 //! 3. **A process counts as ended once the leader has exited**, even if a grandchild keeps the pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. And if the proxy itself is
-//! killed by a signal that it can't handle, its children are not killed; they only see EOF on stdin. Tying them to the proxy
+//! killed by a signal that it can't handle, its children are not killed; they only get EOF on stdin. Tying them to the proxy
 //! (`PR_SET_PDEATHSIG`) would require `unsafe` code between fork and exec, and the kernel would also kill them when the
 //! *thread* that started them ends.
 
@@ -80,7 +80,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Returns an error that names what is missing. It is meant to be shown to the user.
+    /// Returns an error that describes what is missing and is meant to be shown to the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Number of crashes within a [`PERIOD`] that trigger the backoff.
 const MAX_CRASHES: usize = 3;
 
-/// The period in which crashes are counted, and the length of the backoff after the last one.
+/// The period in which crashes are counted, and the backoff's length after the last crash.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// The most recent crashes.

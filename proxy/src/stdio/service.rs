@@ -148,7 +148,7 @@ impl Stdio {
     /// Ends all sessions and waits for their processes to exit, for up to `limit`.
     ///
     /// No session can be started afterwards. Each process has a third of the limit to exit after its stdin has been closed, and
-    /// another third after SIGTERM, but at most 2 s each.
+    /// another third after SIGTERM, each capped at 2 s.
     pub async fn shutdown(&self, limit: Duration) {
         let inner = &self.0;
         let sessions = {
@@ -270,7 +270,7 @@ impl Stdio {
             Err(text) => return bad(text),
         };
         let session = self.0.use_session(id, true);
-        // An empty id is the same as none (WHATWG HTML, section 9.2.6).
+        // An empty id is treated like a missing one (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
             return session.map_or_else(
@@ -407,7 +407,7 @@ pub(super) fn send_request(
 pub(super) fn send_error_response(id: Option<&str>, reason: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match reason {
-        // Don't repeat the id, which can have any length.
+        // Don't repeat the id, which can be arbitrarily long.
         SendError::BadId => bad(None, "the id must be a string or a number of at most 1 KiB"),
         SendError::IdInUse => bad(
             id,

@@ -61,6 +61,7 @@ pub(super) struct SessionUse {
     is_from_client: bool,
 }
 
+/// The part of a session's state that changes, protected by a lock.
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) last_used: Instant,
@@ -95,11 +96,11 @@ pub(super) enum EndReason {
     Closed,
     /// The process is not reading its stdin.
     Stuck,
-    /// A cancelled call has not been answered in time.
+    /// A cancelled call was not answered in time.
     Overdue,
 }
 
-/// The reason a message is not sent to the server.
+/// The reason a message was not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendError {
     /// The id is missing, too long, or of the wrong type.
@@ -178,7 +179,7 @@ impl Session {
 
     /// Queues a notification or an answer for the server.
     ///
-    /// If it is a cancellation, it is also recorded, which may end the stream of an older cancelled call.
+    /// A cancellation is also recorded, which may end the stream of an older cancelled call.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -210,8 +211,8 @@ impl Session {
 
     /// Returns the line to send for a notification or an answer.
     ///
-    /// In the layer's cancellation, this replaces the id with the one that the client wrote, because a server may distinguish
-    /// `1` from `1.0`.
+    /// In the layer's cancellation, this restores the id exactly as the client wrote it, because a server may distinguish `1`
+    /// from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -260,7 +261,7 @@ impl Session {
         state.requests > 0 || has_open_call || self.backpressure.is_on()
     }
 
-    /// Returns when a request or a stream last used the session, or `None` if one still does.
+    /// Returns when a request or a stream last used the session, or `None` if it is still in use.
     pub(super) fn unused_since_in(&self, state: &State) -> Option<Instant> {
         if self.is_working(state) {
             return None;
@@ -344,7 +345,7 @@ impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.state();
         state.requests -= 1;
-        // A cancellation from the layer is no sign that the client is still there.
+        // A cancellation from the layer does not mean that the client is still connected.
         if self.is_from_client {
             state.last_used = Instant::now();
             state.disconnects = self.standalone.disconnects();

@@ -10,7 +10,7 @@ use super::service::Stdio;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionInfo {
-    /// A hash of the session's id, the same one as in the log. The id itself is a secret.
+    /// A hash of the session id, the same as in the log. The id itself is a secret.
     pub id: String,
     /// How long ago the session started.
     pub age: Duration,

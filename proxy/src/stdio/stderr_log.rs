@@ -57,9 +57,9 @@ impl fmt::Display for SessionLogId {
 // === impl LineRateLimit ===
 
 impl LineRateLimit {
-    /// Admits a line, and returns how many lines have been omitted just before it.
+    /// Admits a line and returns how many lines were omitted just before it.
     ///
-    /// Returns `None` if this line must be omitted as well.
+    /// Returns `None` if this line must be omitted too.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.period_start.is_none_or(|start| now >= start + PERIOD) {
             self.period_start = Some(now);

@@ -44,8 +44,8 @@ pub(super) async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible
 ///
 /// If the process does not exit in time, this sends SIGTERM, and then SIGKILL. A wrapper such as `npx` exits right away, while
 /// the server behind it may have a handler for SIGTERM. So even if the process itself has exited, its descendants also get
-/// SIGTERM and time to handle it. `output` ends once none of them has the pipes open. If the process exited on its own, its
-/// descendants get no time.
+/// SIGTERM and time to handle it. `output` completes once none of them has the pipes open. If the process exited on its own,
+/// its descendants get no SIGTERM and no extra time.
 pub(super) async fn stop_process(
     group: &mut Group,
     reason: EndReason,

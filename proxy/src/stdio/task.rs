@@ -1,4 +1,4 @@
-//! A session's task. It owns the process, reads the process's output, and enforces deadlines.
+//! A session's task, which owns the process, reads its output and enforces deadlines.
 
 use std::{pin::pin, time::Duration};
 
@@ -101,6 +101,7 @@ impl Session {
             let output = maybe_done(join(reading.as_mut(), logging.as_mut()));
             stop_process(&mut group, reason, pin!(output)).await
         };
+        // Kill any descendants that are left, because they may still have the pipes open.
         group.signal(Signal::KILL);
         let _ = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
         let status = match timeout(STOP_TIMEOUT, group.reap()).await {
@@ -223,6 +224,7 @@ impl Session {
                 Route::Standalone
                     if message.kind == Kind::Request && !self.standalone.is_attached() =>
                 {
+                    // Use a stream that a client is reading, so that the request can be answered.
                     let newest = state.routes.newest(Stream::is_attached);
                     newest.map_or(Route::Standalone, Route::Call)
                 }
@@ -232,7 +234,7 @@ impl Session {
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
             // The message does not refer to a call, and the client has disconnected from the open call's stream. Use the
-            // standalone stream if the client is reading that, or if it can't resume the call's.
+            // standalone stream if the client is reading it, or if the client can't resume the call's stream.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -312,7 +314,7 @@ impl Session {
                 };
                 let mut remaining = Vec::new();
                 if end_reason == Some(reason) {
-                    // Calls are started under the same lock, so none can have started since `idle_at`.
+                    // Calls are started under the same lock, so none can have started since `idle_at` was called.
                     state.stopped.get_or_insert(reason);
                     remaining = state.routes.end();
                 }
@@ -340,7 +342,7 @@ impl Session {
     /// If the check due at `due` is late, excludes the stall from all timeouts.
     ///
     /// Requests that arrived during the stall have not been read yet, so the session's timeouts restart. The process may have
-    /// stalled as well, so cancelled calls get as much more time as the check is late.
+    /// stalled too, so cancelled calls get extra time equal to the delay.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
         let lateness = now.saturating_duration_since(due);

@@ -3,19 +3,21 @@
 //! On stdio, all of a session's calls share one pipe, and only a few kinds of lines identify their call. These are the rules:
 //!
 //! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A second answer is dropped. At most
-//!    one call can have an id, because a request is refused if the server might confuse its id with that of an earlier
+//!    one call can have a given id, because a request is refused if the server might confuse its id with the id of an earlier
 //!    unanswered request. `"7"` also answers 7, and 7 answers `"7"`, but only if the client has never sent an id of the
-//!    answer's type. Otherwise, it might be the second answer to another call.
+//!    answer's type. Otherwise, the answer might be the second answer to another call.
 //! 2. **Progress** is sent to the call with its token. As soon as two calls share a token, its progress is sent to the
-//!    standalone stream, until all calls with the token have ended. Progress with an unknown token is sent there as well.
+//!    standalone stream, until all calls with the token have ended. Progress with an unknown token is also sent there.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The session
-//!    task makes two exceptions. If the client of the only call has disconnected, it uses the standalone stream after all,
-//!    provided that a client is reading that stream or that the call's stream can't be resumed. And if no client is reading the
-//!    standalone stream, it sends a server's request to the newest of the open calls whose stream a client is reading.
-//! 4. **A cancellation** from the client closes the call. From then on, the call only receives its answer, and only within
+//!    task makes two exceptions:
+//!    - If the only call's client has disconnected, the message is sent to the standalone stream after all, provided that a
+//!      client is reading that stream or that the call's stream can't be resumed.
+//!    - If no client is reading the standalone stream, a server's request is sent to the newest of the open calls whose stream
+//!      a client is reading.
+//! 4. **A cancellation** from the client closes the call. After that, the call only receives its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token remain taken, because the server may still use them.
-//! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] unanswered ones are remembered.
-//! 6. **At the end**, each stream still open is returned once. After that, no call can start.
+//! 5. **Cancelled calls are bounded.** Only the newest [`MAX_UNANSWERED`] unanswered calls are remembered.
+//! 6. **When the session ends**, each stream that is still open is returned once. After that, no call can start.
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +37,7 @@ pub const MAX_OPEN: usize = 1024;
 
 /// Maximum number of cancelled calls remembered until the server answers them.
 ///
-/// There has to be a limit, because most servers never do.
+/// There has to be a limit, because most servers never answer them.
 pub const MAX_UNANSWERED: usize = 1024;
 
 /// The calls of one session, each with its stream.
@@ -67,7 +69,7 @@ pub enum Route<S> {
     Dropped,
 }
 
-/// The reason a request is not sent to the server.
+/// The reason a request was not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// An unanswered request has this id, or one that the server might confuse with it.
@@ -89,7 +91,7 @@ pub struct Due<S> {
 
 #[derive(Debug)]
 struct Call<S> {
-    /// Larger than that of any earlier call.
+    /// A sequence number, larger than any earlier call's.
     number: u64,
     id: IdKey,
     token: Option<IdKey>,
@@ -113,7 +115,7 @@ struct Unanswered<S> {
 #[derive(Debug)]
 struct Owner {
     calls: usize,
-    /// The only such call, or `None` once there has been more than one.
+    /// The only call with the token, or `None` once several calls have shared it.
     only: Option<LooseIdKey>,
 }
 
@@ -150,6 +152,7 @@ impl<S: Clone> Routes<S> {
         if self.has_ended {
             return Err(Refused::Ended.into());
         }
+        // The server may still answer the cancelled call with this id.
         if self.unanswered.contains_key(&key) {
             return Err(Refused::IdInUse.into());
         }
@@ -206,7 +209,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// Returns the stream of the newest open call for whose stream `is_read` returns `true`.
+    /// Returns the stream of the newest open call whose stream satisfies `is_read`.
     pub fn newest(&self, is_read: impl Fn(&S) -> bool) -> Option<S> {
         let read = self.open.values().filter(|call| is_read(&call.stream));
         let newest = read.max_by_key(|call| call.number);
@@ -233,6 +236,7 @@ impl<S: Clone> Routes<S> {
         } else {
             self.has_sent_number
         };
+        // Don't convert an id of a type that the client has sent, because this might be the second answer to another call.
         match id.counterpart().filter(|_| !has_sent_type) {
             Some(counterpart) => self.end_call(&counterpart),
             None => self.end_call(id),
@@ -261,7 +265,7 @@ impl<S: Clone> Routes<S> {
 
     /// Marks the open call with this id, if any, as cancelled.
     ///
-    /// If an older cancelled call is evicted to make room for this one, returns its stream, unless that is already closed.
+    /// If this evicts an older cancelled call, returns that call's stream, unless the stream is already closed.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
