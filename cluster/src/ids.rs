@@ -51,7 +51,7 @@ pub(crate) struct SessionHash([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call as named in an event id.
+/// A call, as identified in an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,

@@ -181,6 +181,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let is_ready = mem::take(&mut self.is_ready);
+        // If layers are nested, only the outermost one routes the request.
         let routed_by = request.extensions().get::<RoutedBy>();
         if routed_by == Some(&RoutedBy(self.router.this_instance.incarnation)) {
             return self.serve(request, RewriteOutcome::Unchanged, None, is_ready);

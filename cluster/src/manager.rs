@@ -425,6 +425,7 @@ impl TrackedStream {
 impl Drop for TrackedStream {
     fn drop(&mut self) {
         let is_read = self.is_answered && self.has_ended;
+        // Without an event id, no client could resume to get the answer.
         if let Some(call) = self.call.take()
             && (!is_read || self.recorder.answers.retains_all())
             && !self.event.is_empty()

@@ -239,7 +239,7 @@ impl Shutdown {
         });
     }
 
-    /// Returns `true` if any gate is open, session is being restored, or POST is being relayed.
+    /// Returns `true` if any gate is open, any session is being restored, or any POST is relayed.
     fn is_in_use(&self) -> bool {
         !self.pending_restores.is_empty() || !self.open_gates().is_empty() || !self.relays.is_idle()
     }

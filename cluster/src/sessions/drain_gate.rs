@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use crate::{lock::lock, wait_until::wait_until};
 
+/// Counts a session's requests in flight, and can be closed to new ones.
 #[derive(Debug, Default)]
 pub(crate) struct DrainGate {
     state: Mutex<State>,
@@ -57,7 +58,8 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it already was.
+    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it was closed
+    /// before.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

@@ -112,7 +112,7 @@ impl Sessions {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write, new ones before rewrites.
+    /// Returns the next sessions to write, new sessions before rewrites.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
