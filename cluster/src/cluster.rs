@@ -140,8 +140,7 @@ impl Cluster {
 
     /// Makes a layer cancel an orphaned call only if its client cannot have resumed elsewhere.
     ///
-    /// This applies to the layer's calls that belong to a session, and replaces any [`confirm`](CancelOnDisconnectLayer::confirm) set on
-    /// the layer.
+    /// This applies to calls that belong to a session, and replaces any [`confirm`](CancelOnDisconnectLayer::confirm) set on the layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -322,7 +322,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if generation == self.generations.get(id) {
                 call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
-                // The session was restored while a layer was delaying the resume, so its events are now numbered differently.
+                // The session was restored while a layer was delaying the request, so its events are now numbered differently.
                 NO_EVENT.clone_into(&mut last_event_id);
             }
         }

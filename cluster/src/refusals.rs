@@ -10,7 +10,7 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 /// Error code for an `initialize` that cannot be served: the first code in the server-error range.
 const RETRY_LATER: i32 = -32000;
 
-/// Error code for a cancelled call, the same as the library's.
+/// Error code for a cancelled call, the same as in the library.
 const REQUEST_CANCELLED: i32 = -32800;
 
 /// Why a request was refused.
@@ -70,7 +70,9 @@ fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
     response
 }
 
-/// Returns the response to a request whose session does not exist, identical to rmcp's response.
+/// Returns the response to a request whose session does not exist.
+///
+/// It is identical to rmcp's response.
 pub(crate) fn no_session() -> Response<Body> {
     text_response(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }

@@ -106,7 +106,7 @@ pub(super) enum Bound {
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,
-    /// The answer to write, or `None` to remove the one in the directory.
+    /// The answer to write, or `None` to remove the answer from the directory.
     pub(super) text: Option<Bytes>,
     /// How much longer the directory should retain the answer.
     pub(super) ttl: Duration,

@@ -22,7 +22,7 @@ pub(crate) struct Owner {
 
 /// Minimum difference between a claim's epoch and the previous epoch.
 ///
-/// The epochs in between are reserved for the owner, which takes the next one each time the directory loses its record
+/// The epochs in between are reserved for the owner, which takes the next epoch each time the directory loses its record
 /// ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
@@ -102,7 +102,7 @@ impl Epoch {
 
     /// Returns the owner's next epoch after the directory has lost its record.
     ///
-    /// It is lower than the epoch of any claim that may have replaced this one.
+    /// It is lower than the epoch of any claim that may have superseded this epoch.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }

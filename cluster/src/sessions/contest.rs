@@ -42,7 +42,7 @@ impl Sessions {
                         return false;
                     };
                     if is_later {
-                        // An earlier write took this epoch, but its response was lost, so the next write takes a higher one.
+                        // An earlier write took this epoch, but its response was lost, so the next write takes a higher epoch.
                         local.renewal_due = Some(since);
                     } else {
                         // The directory had lost the record, so the session has been written at its old epoch. The next epoch is higher, so

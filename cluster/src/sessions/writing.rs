@@ -49,7 +49,7 @@ impl Sessions {
 
     /// Queues every session to be written at a new epoch.
     ///
-    /// Needed when other instances may have seen this one without a lease.
+    /// Needed when other instances may have noticed that this instance had no lease.
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {

@@ -3,9 +3,9 @@
 //! An event id has the form `mcp-<server>-<stream>.<seq>`:
 //!
 //! 1. `server` identifies the server, and survives restarts of the proxy. That way, the proxy recognises ids from before a
-//!    restart and refuses them. If it forwarded one, a server that ignores unknown ids would answer with its standalone
+//!    restart and refuses them. If it forwarded such an id, a server that ignores unknown ids would answer with its standalone
 //!    stream.
-//! 2. `stream` is 128 random bits, so one stream's ids don't reveal another's.
+//! 2. `stream` is 128 random bits, so the ids of one stream don't reveal the ids of another.
 //! 3. `seq` is the event's number in the stream.
 
 use std::{fmt, time::Duration};

@@ -127,7 +127,7 @@ impl Reader {
         self.scan.as_deref()
     }
 
-    /// Ends the current event's scan and returns it, or an empty one if none was started.
+    /// Ends the current event's scan and returns it, or an empty scan if none was started.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }

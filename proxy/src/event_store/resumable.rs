@@ -158,6 +158,7 @@ where
             Method::DELETE => {
                 let session = exactly_one(request.headers(), &SESSION_ID).map(str::to_owned);
                 let known = session.as_ref().and_then(|id| self.store.session(id));
+                // If the server ends the session's streams before it responds, their answers are not lost.
                 let _pending_ends = known.map(|known| known.begin_end());
                 let response = self.forward(request).await;
                 if let Some(session) = session.filter(|_| response.status().is_success()) {
@@ -414,7 +415,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
-/// Returns `true` if a message's `_meta` states no revision, or one that has sessions.
+/// Returns `true` if a message's `_meta` states no revision, or a revision that has sessions.
 fn has_session_revision(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))

@@ -142,7 +142,7 @@ impl EventStore {
     /// Returns the response to a client resuming after an event.
     ///
     /// The response is an error if the event is unknown or no longer stored. Returns `None` if the id was not issued by any
-    /// event store for this server, in which case it may be one of the server's own.
+    /// event store for this server, in which case it may be one of the server's own ids.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -223,7 +223,7 @@ impl EventStore {
         lookup.unwrap_or(Lookup::Unknown)
     }
 
-    /// Returns a response that continues a stream after an event, and counts the resume.
+    /// Returns a response that continues a stream after an event, and updates the statistics.
     ///
     /// If the event is unknown, returns an error response instead.
     pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {

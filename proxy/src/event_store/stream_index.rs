@@ -236,6 +236,7 @@ impl<S: Clone> StreamIndex<S> {
         }
         state.evictable.remove(&number);
         state.names.remove(&entry.name);
+        // A newer call may have reused the request id.
         if let Some(call) = entry.call
             && state.calls.get(&call) == Some(&number)
         {

@@ -6,7 +6,7 @@
 //!    requires event ids from the server. If the server has sent no ids, or if all attempts fail, the call ends with an error.
 //!    If the server refuses the call's credentials, the task ends the client's response, so that the client resumes with fresh
 //!    credentials, and then requests the rest with those.
-//! 3. An answer that is not an event stream is turned into one. JSON is written unchanged, and anything else becomes an error.
+//! 3. An answer that is not an event stream is converted to an event: JSON unchanged, and anything else as an error.
 //! 4. The first [`READ_ALLOWANCE`] bytes of an event need no reservation, but the rest does. An event that does not fit
 //!    bypasses the ring in pieces.
 

@@ -30,7 +30,7 @@ pub(super) struct UpstreamResume<S> {
     uri: Uri,
     /// All headers except [`CALL_ONLY_HEADERS`] and the credentials, which the stream stores.
     ///
-    /// Stored as a list, which is smaller than a map, because every call in flight has its own.
+    /// Stored as a list, which is smaller than a map, because every call in flight has its own copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The client's connection, needed because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
