@@ -59,8 +59,9 @@ pub struct ClusterLayer {
 
 /// The service created by [`ClusterLayer`].
 ///
-/// It is ready even while the inner service is not, because requests served by another instance do not need it. Any other request waits for
-/// the inner service in its response future. An error from the inner service's `poll_ready` is passed through unchanged.
+/// The service is ready even while the inner service is not, because requests served by another instance do not need the inner service. Any
+/// other request waits for the inner service in its response future. An error from the inner service's `poll_ready` is passed through
+/// unchanged.
 pub struct ClusterService<S> {
     inner: S,
     is_ready: bool,

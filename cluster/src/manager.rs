@@ -68,7 +68,7 @@ pub struct ClusterSessionManager<M> {
     is_store_checked: AtomicBool,
 }
 
-/// State shared by a session manager's streams for storing answers.
+/// State that a session manager's streams share in order to store answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,

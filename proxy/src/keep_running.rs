@@ -267,6 +267,7 @@ impl BackgroundCall {
         drop(self.to_client.send(response));
         while let Some(frame) = body.frame().await {
             let is_last = frame.is_err();
+            // If the client has disconnected, discard the frame and read on.
             drop(frames.send(frame).await);
             if is_last {
                 return;

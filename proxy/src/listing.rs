@@ -217,6 +217,7 @@ impl Page {
                 self.read();
             }
         } else if text.ends_with(b"\n\n") || text.ends_with(b"\r\n\r\n") {
+            // An empty line ends an event.
             self.read();
             self.copied = BodyCopy::default();
         }

@@ -96,6 +96,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
             return Either::Left(self.inner.call(request));
         };
         let is_metadata = is_metadata(&request);
+        // Compressed metadata would be passed through unchanged.
         if is_metadata {
             let identity = HeaderValue::from_static("identity");
             request

@@ -389,7 +389,7 @@ impl AnswerQueue {
 
     /// Removes an answer from all totals, and from all collections except `places`.
     ///
-    /// Its key therefore stays taken.
+    /// The key therefore stays taken.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);

@@ -17,9 +17,11 @@
 //! A client may resume with different credentials than it used for the call, such as a fresh token. The service then sends the
 //! server a `ping` with the new credentials. The client only gets its stream if the server accepts them, by answering with a
 //! result or with the error "method not found". Credentials are the URL's path and query, and all header fields not known to be
-//! harmless. The latest credentials accepted for a call are also used to request the rest of its answer, and to send the
-//! layer's cancellation. If the server refuses a cancellation sent with these credentials, the cancellation is resent once with
-//! the latest credentials accepted in the session, if these differ.
+//! harmless.
+//!
+//! The latest credentials accepted for a call are also used to request the rest of its answer, and to send the layer's
+//! cancellation. If the server refuses a cancellation sent with these credentials, the cancellation is resent once with the
+//! latest credentials accepted in the session, if these differ.
 
 use std::{
     convert::Infallible,

@@ -64,7 +64,7 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The id's stream, and the event's number. The event might not exist.
+    /// The id's stream and the event's number. The event might not exist.
     Stream(Stream, u64),
     Unknown,
 }

@@ -38,7 +38,7 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once but was too large for the proxy to store";
 
-/// How long the proxy keeps reading from the server after a call's cancellation or answer.
+/// How long the proxy keeps reading from the server once a call is cancelled or answered.
 ///
 /// This is limited because some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);

@@ -137,6 +137,7 @@ impl Stdio {
         {
             let mut live = inner.live();
             if live.is_shutting_down {
+                // Returning drops `running_session`, which ends the session.
                 drop(live);
                 inner.store.close(&session_id);
                 let text = EndReason::Shutdown(STOP_TIMEOUT).text();
@@ -182,6 +183,7 @@ impl RunningSession {
             stdio.store.clone()
         });
         let (id, reason) = (self.id.clone(), end.reason);
+        // Release the session's permit before the wait below.
         drop(self);
         // Retain the streams, in case a client resumes late.
         if let Some(store) = store.filter(|_| reason != EndReason::Deleted) {

@@ -101,6 +101,7 @@ impl Session {
             let output = maybe_done(join(reading.as_mut(), logging.as_mut()));
             stop_process(&mut group, reason, pin!(output)).await
         };
+        // Kill any descendants that are left, because they may still have the pipes open.
         group.signal(Signal::KILL);
         let _ = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
         let status = match timeout(STOP_TIMEOUT, group.reap()).await {
@@ -223,6 +224,7 @@ impl Session {
                 Route::Standalone
                     if message.kind == Kind::Request && !self.standalone.is_attached() =>
                 {
+                    // Use a stream that a client is reading, so that the request can be answered.
                     let newest = state.routes.newest(Stream::is_attached);
                     newest.map_or(Route::Standalone, Route::Call)
                 }
