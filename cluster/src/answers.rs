@@ -2,14 +2,14 @@
 //!
 //! The answers are stored in the directory, where they outlive this instance.
 //!
-//! 1. When one of a call's streams ends without the answer, the call is marked pending until its client resumes. If the call ends first,
-//!    its answer is stored in the form that a client resuming that stream would receive.
+//! 1. When one of a call's streams ends before the answer was delivered, the call is marked pending until its client resumes. If the call
+//!    ends first, its answer is stored in the form that a client resuming that stream would receive.
 //! 2. Once a call has been marked pending, it is looked up again, because it may have ended in the meantime. Only one thread can take an
 //!    ended call, and that thread stores its answer.
-//! 3. A stream may also end late, after its client has already resumed on another one. The call is marked pending all the same, so an
-//!    answer is stored that no client needs. If a stream is dropped after sending the answer but before its end has been polled, the client
-//!    might not have read the answer, so it is stored too. Once the client's connection has taken an answer, only an instance that is
-//!    shutting down stores it, because its memory is about to be lost.
+//! 3. A stream may also end late, after its client has already resumed on another stream. The call is still marked pending, so an answer is
+//!    stored that no client needs. If a stream is dropped after sending the answer but before its end has been polled, the client might not
+//!    have read the answer, so it is stored too. Once the client's connection has taken an answer, only an instance that is shutting down
+//!    stores it, because its memory is about to be lost.
 //! 4. Because request ids are reused, an answer is stored under its session's generation and its call's number instead.
 //! 5. At most [`MAX_PENDING`] calls can be pending, which is the library's default limit for calls without a client. The answers to any
 //!    further calls exist only in this instance's memory.
@@ -56,7 +56,7 @@ pub(crate) struct Call {
     number: CallNumber,
 }
 
-/// A call that has lost a stream, so its client might not have received the answer.
+/// A call whose stream was lost, so its client might not have received the answer.
 pub(crate) struct DetachedCall {
     pub(crate) call: Call,
     /// The session generation in which the call runs.
@@ -73,7 +73,7 @@ pub(crate) trait AnswerSource: Send + Sync {
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
-/// Calls whose clients have disconnected, and the answers to those that have ended.
+/// Calls whose clients have disconnected, and the answers to the calls that have ended.
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
     pending: Mutex<HashMap<CallId, DetachedCall>>,
@@ -98,7 +98,7 @@ impl Call {
         }
     }
 
-    /// Parses the call named in an event id. Returns `None` if its request id is missing or invalid.
+    /// Parses the call that an event id refers to. Returns `None` if its request id is missing or invalid.
     pub(crate) fn parse(session: SessionId, named: &NamedCall) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
@@ -289,8 +289,8 @@ impl Answers {
 
     /// Marks a call pending, and returns the displaced or rejected call, if any.
     ///
-    /// If another pending call has the same id, the one with the higher number stays pending, because that is the one in flight. If there
-    /// is no room, the new call is rejected.
+    /// If another pending call has the same id, the call with the higher number stays pending, because that call is in flight. If there is
+    /// no room, the new call is rejected.
     fn mark_pending(&self, id: CallId, detached: DetachedCall) -> Option<DetachedCall> {
         let mut pending = self.pending();
         let has_room = pending.len() < MAX_PENDING;
@@ -310,7 +310,7 @@ impl Answers {
 
     /// Takes a pending call and reserves a place for its answer.
     ///
-    /// Returns `None` if the call is not pending, or if `number` is given but is not its number.
+    /// Returns `None` if the call is not pending, or if `number` is given but differs from the call's number.
     fn take_pending(
         &self,
         id: CallId,

@@ -95,9 +95,9 @@ impl ClusterBuilder {
     /// Sets the Sentinels that monitor the directory's primary.
     ///
     /// Each URL looks like `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the port is
-    /// ignored. The user and password for the primary are taken from the directory's URL, and those for all Sentinels from the first
-    /// Sentinel's URL. When a heartbeat is refused or goes unanswered, the instance asks the Sentinels for the primary. It also checks with
-    /// one of them every second that the primary has not changed.
+    /// ignored. The user and password for the primary are taken from the directory's URL. All Sentinels get the user and password in the
+    /// first Sentinel's URL. When a heartbeat is refused or goes unanswered, the instance asks the Sentinels for the primary. It also
+    /// checks with one of the Sentinels every second that the primary has not changed.
     ///
     /// This has no effect on an in-memory directory.
     ///
@@ -168,10 +168,10 @@ impl ClusterBuilder {
     ///
     /// | restart | `secret` | `also_accept` |
     /// |---|---|---|
-    /// | before | the old one | |
-    /// | first | the old one | the new one |
-    /// | second | the new one | the old one |
-    /// | third | the new one | |
+    /// | before | old | |
+    /// | first | old | new |
+    /// | second | new | old |
+    /// | third | new | |
     ///
     /// You cannot introduce a first secret this way: until all instances have it, some relayed requests are refused, and their clients get
     /// a 503.
@@ -233,9 +233,9 @@ impl ClusterBuilder {
 
     /// Sets the longest time a client may wait before retrying after a 503.
     ///
-    /// As long as any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might be
-    /// that client's. The default is 40 s, which is longer than the official SDKs wait. A call whose grace period is even longer waits for
-    /// that long instead, because after a 503 a client may also wait for the server's `retry` delay.
+    /// As long as any instance has turned a client away within that time, no instance cancels an orphaned call, because the call might
+    /// belong to that client. The default is 40 s, which is longer than the official SDKs wait. A call whose grace period is even longer
+    /// waits for that long instead, because after a 503 a client may also wait for the server's `retry` delay.
     ///
     /// ```
     /// use std::time::Duration;

@@ -54,8 +54,8 @@ use crate::{
 
 /// An instance's membership in a cluster. All clones share the same membership.
 ///
-/// Several services can share one membership, but one service cannot find another's open sessions. After an instance dies, each of its
-/// sessions is restored by the first service that receives a request for it.
+/// Several services can share one membership, but a service cannot find the sessions open on another service. After an instance dies, each
+/// of its sessions is restored by the first service that receives a request for it.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -140,7 +140,7 @@ impl Cluster {
 
     /// Makes a layer cancel an orphaned call only if its client cannot have resumed elsewhere.
     ///
-    /// This applies to the layer's calls that belong to a session, and replaces its own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// This applies to calls that belong to a session, and replaces any [`confirm`](CancelOnDisconnectLayer::confirm) set on the layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -312,7 +312,7 @@ impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
         let sessions = &self.shared.router.sessions;
-        // The calling service does not have the session. If another service on this instance does, the session must not be restored a
+        // The calling service does not have the session. If another service on this instance has it, the session must not be restored a
         // second time.
         let load = sessions.restore_attempts.begin_load(session);
         let is_open = self.shared.session_closers.has_session(session_id).await;

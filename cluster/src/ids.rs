@@ -43,7 +43,7 @@ const SEPARATOR: char = '~';
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// The first 128 bits of a session id's SHA-256. The text form is 32 hexadecimal digits.
+/// The first 128 bits of a session id's SHA-256 hash. The text form is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
@@ -51,7 +51,7 @@ pub(crate) struct SessionHash([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call as named in an event id.
+/// A call, as identified in an event id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,

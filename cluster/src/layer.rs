@@ -59,8 +59,9 @@ pub struct ClusterLayer {
 
 /// The service created by [`ClusterLayer`].
 ///
-/// It is ready even while the inner service is not, because requests served by another instance do not need it. Any other request waits for
-/// the inner service in its response future. An error from the inner service's `poll_ready` is passed through unchanged.
+/// The service is ready even while the inner service is not, because requests served by another instance do not need the inner service. Any
+/// other request waits for the inner service in its response future. An error from the inner service's `poll_ready` is passed through
+/// unchanged.
 pub struct ClusterService<S> {
     inner: S,
     is_ready: bool,
@@ -181,6 +182,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let is_ready = mem::take(&mut self.is_ready);
+        // If layers are nested, only the outermost one routes the request.
         let routed_by = request.extensions().get::<RoutedBy>();
         if routed_by == Some(&RoutedBy(self.router.this_instance.incarnation)) {
             return self.serve(request, RewriteOutcome::Unchanged, None, is_ready);

@@ -1,4 +1,4 @@
-//! Logging for background tasks. Each instance has only one of each, so a panicking subscriber must not end it.
+//! Logging for background tasks. Each instance has only one of each task, so a panicking subscriber must not end it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -68,7 +68,7 @@ pub struct ClusterSessionManager<M> {
     is_store_checked: AtomicBool,
 }
 
-/// State shared by a session manager's streams for storing answers.
+/// State that a session manager's streams share in order to store answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
@@ -322,7 +322,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if generation == self.generations.get(id) {
                 call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
-                // The session was restored while a layer was delaying the resume, so its events are now numbered differently.
+                // The session was restored while a layer was delaying the request, so its events are now numbered differently.
                 NO_EVENT.clone_into(&mut last_event_id);
             }
         }
@@ -425,6 +425,7 @@ impl TrackedStream {
 impl Drop for TrackedStream {
     fn drop(&mut self) {
         let is_read = self.is_answered && self.has_ended;
+        // Without an event id, no client could resume to get the answer.
         if let Some(call) = self.call.take()
             && (!is_read || self.recorder.answers.retains_all())
             && !self.event.is_empty()

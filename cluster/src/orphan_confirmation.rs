@@ -1,4 +1,4 @@
-//! Decides whether an orphan may be cancelled, or its client may have resumed elsewhere.
+//! Decides whether an orphan may be cancelled or its client may have resumed elsewhere.
 //!
 //! The instance running a call makes this decision once the call's grace period has ended. Usually, the directory confirms that this
 //! instance still owns the session, and no client has been turned away recently, so the call is cancelled. As long as the client may have
@@ -12,8 +12,8 @@
 //!
 //! The call waits only for as long as necessary in these cases:
 //!
-//! - If the directory has been consistent for less than the grace period or a lease's lifetime, the call waits until it has been consistent
-//!   for both.
+//! - If the directory has been consistent for less than the grace period or a lease's lifetime, the call waits until the directory has been
+//!   consistent for both.
 //! - If the lookup has been queued behind other orphans' lookups for 5 s, or the directory does not answer, the call waits for 1 s.
 //! - If another live instance has yet to send a heartbeat created at least 2.15 s after the grace period ended, the call waits until that
 //!   heartbeat is due.
@@ -123,6 +123,7 @@ impl OrphanWait {
         let since_grace = self.elapsed.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
         let missing = REPORT_DELAY.saturating_sub(since_grace);
+        // The next heartbeat may still be too early to report them all.
         let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
         while next < missing {
             next += HEARTBEAT_INTERVAL;

@@ -35,7 +35,7 @@ impl RateLimitedWarning {
         }
     }
 
-    /// Logs an error instead, under the same limit.
+    /// Logs the message as an error instead, under the same limit.
     pub(crate) fn error(&self, message: &dyn Display) {
         if self.is_due(Instant::now()) {
             log(|| tracing::error!(target: "mcp_cancel_cluster", "{message}"));

@@ -1,4 +1,4 @@
-//! Reasons for refusing a request, and the corresponding responses.
+//! Reasons for refusing a request and the corresponding responses.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -10,19 +10,19 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 /// Error code for an `initialize` that cannot be served: the first code in the server-error range.
 const RETRY_LATER: i32 = -32000;
 
-/// Error code for a cancelled call, the same as the library's.
+/// Error code for a cancelled call, the same as in the library.
 const REQUEST_CANCELLED: i32 = -32800;
 
-/// Why a request is refused.
+/// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory did not answer, or its contents do not prove anything yet.
+    /// The directory did not answer, or its contents are not conclusive yet.
     OwnerUnknown,
     /// The owner cannot be reached, but may still be alive.
     OwnerUnreachable,
     /// The session has just moved, or was not restored in time.
     ///
-    /// It moved to this instance or to another one while the request was being served. The client can resend the request.
+    /// It moved to this or to another instance while the request was being served. The client can resend the request.
     SessionMoved,
     /// The connection to the owner broke before the response arrived.
     ///
@@ -70,7 +70,9 @@ fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
     response
 }
 
-/// Returns the response to a request whose session does not exist, identical to rmcp's.
+/// Returns the response to a request whose session does not exist.
+///
+/// It is identical to rmcp's response.
 pub(crate) fn no_session() -> Response<Body> {
     text_response(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }

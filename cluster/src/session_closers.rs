@@ -93,7 +93,7 @@ fn log_reason(relinquished: &Relinquished) {
 /// Logs a warning if the manager panics or exceeds [`CLOSE_TIMEOUT`].
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
-    // The timeout is inside `catch_unwind` because dropping the future runs destructors, which may panic as well.
+    // The timeout is inside `catch_unwind` because dropping the future runs destructors, which may panic too.
     let closing = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
     match AssertUnwindSafe(closing).catch_unwind().await {
         Ok(Ok(())) => {}

@@ -1,4 +1,4 @@
-//! Local sessions, and which of them have yet to be written to the directory.
+//! Local sessions, including those that have yet to be written to the directory.
 //!
 //! 1. A session becomes local when it is opened, or when it is loaded to be restored, and stays local until it is closed, deleted or
 //!    relinquished.

@@ -5,7 +5,7 @@
 //! | running | It is served. | It is served. |
 //! | transferring | It waits until no call in its session is in flight. Then the session is relinquished, and the peer claims it. | It is served until its session is relinquished. |
 //! | stopped | The peer is asked to claim the session. | A peer is asked to claim the session, and a client gets a 503. |
-//! | closed | None can arrive, because the peer listener is closed. | The peer listener is closed. A client still gets a 503. |
+//! | closed | No call can arrive, because the peer listener is closed. | The peer listener is closed. A client still gets a 503. |
 //!
 //! 1. The stage only ever advances, in this order.
 //! 2. Before a session is relinquished, its [`DrainGate`] is closed at a moment when no request is in the gate and none of the session's
@@ -239,7 +239,7 @@ impl Shutdown {
         });
     }
 
-    /// Returns `true` if any gate is open, session is being restored, or POST is being relayed.
+    /// Returns `true` if any gate is open, any session is being restored, or any POST is relayed.
     fn is_in_use(&self) -> bool {
         !self.pending_restores.is_empty() || !self.open_gates().is_empty() || !self.relays.is_idle()
     }

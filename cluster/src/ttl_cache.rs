@@ -77,6 +77,7 @@ impl<V> TtlCache<V> {
             self.entries.remove(&oldest);
             self.order.pop_front();
         }
+        // Entries removed or replaced leave outdated numbers behind, which the loop above only drops from the front.
         if self.order.len() > 2 * self.capacity {
             let entries = &self.entries;
             let is_current = |(number, session): &(u64, SessionHash)| {

@@ -3,7 +3,7 @@
 //! The queue contains both the answers still waiting to be written and those already written. [`AnswerWriter`](super::writer::AnswerWriter)
 //! carries out the writes and removals.
 //!
-//! 1. When a call ends, it is assigned the next place in the queue. Unless it is evicted, its answer keeps that place until [`ANSWER_TTL`]
+//! 1. When a call ends, it is assigned the next place in the queue. Unless the answer is evicted, it keeps that place until [`ANSWER_TTL`]
 //!    after the call ended, whether or not it has been written and even if writes fail.
 //! 2. Answers that have been written, or may have been, count towards the bounds just like those still waiting. That way, the bounds limit
 //!    both the directory and this instance's memory.
@@ -26,7 +26,7 @@ use crate::{
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
-/// Maximum total size of one session's answers, the same as the library's default.
+/// Maximum total size of one session's answers, the same as the library's default limit.
 pub(super) const MAX_SESSION_SIZE: usize = 1024 * 1024;
 
 /// Maximum total size of an instance's answers.
@@ -106,7 +106,7 @@ pub(super) enum Bound {
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,
-    /// The answer to write, or `None` to remove the one in the directory.
+    /// The answer to write, or `None` to remove the answer from the directory.
     pub(super) text: Option<Bytes>,
     /// How much longer the directory should retain the answer.
     pub(super) ttl: Duration,
@@ -389,7 +389,7 @@ impl AnswerQueue {
 
     /// Removes an answer from all totals, and from all collections except `places`.
     ///
-    /// Its key therefore stays taken.
+    /// The key therefore stays taken.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);

@@ -30,7 +30,7 @@ pub(super) struct AnswerWriter {
     has_work: Notify,
     /// Wakes [`flush`](Self::flush).
     progress: Notify,
-    /// One for each [`Bound`].
+    /// One warning for each [`Bound`].
     eviction_warnings: [RateLimitedWarning; 3],
     failure_warning: RateLimitedWarning,
 }

@@ -20,23 +20,23 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
-/// Minimum difference between a claim's epoch and the previous one.
+/// Minimum difference between a claim's epoch and the previous epoch.
 ///
-/// The epochs in between are reserved for the owner, which takes the next one each time the directory loses its record
+/// The epochs in between are reserved for the owner, which takes the next epoch each time the directory loses its record
 /// ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
 /// Orders a session's successive ownerships. The text form is a decimal number.
 ///
-/// Every claim increases it, even if the owner reclaims its own session, so of two records for the same session, the one with the lower
-/// epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it is
-/// therefore also higher than any epoch that the directory has lost.
+/// Every claim increases the epoch, even if an owner reclaims its own session, so if there are two records for a session, the record with
+/// the lower epoch is older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree,
+/// it is therefore also higher than any epoch that the directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
 /// A session's owner, and the epoch of its claim.
 ///
-/// A claim names the ownership that it is meant to replace, and fails if the directory has a different record.
+/// A claim specifies the ownership that it is meant to replace, and fails if the directory has a different record.
 ///
 /// The text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,7 +102,7 @@ impl Epoch {
 
     /// Returns the owner's next epoch after the directory has lost its record.
     ///
-    /// It is lower than the epoch of any claim that may have replaced this one.
+    /// It is lower than the epoch of any claim that may have superseded this epoch.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -111,7 +111,7 @@ impl Epoch {
 #[cfg(not(test))]
 fn wall_clock() -> u64 {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // Treat a clock set before 1970 as 0. A claim's epoch is still higher than the previous one.
+    // Treat a clock set before 1970 as 0. A claim's epoch is still higher than the previous epoch.
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
@@ -182,8 +182,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// The higher epoch prevails, or, if the epochs are equal, the higher incarnation. If the incarnations are equal as well, the record
-    /// may be replaced unless it is a tombstone.
+    /// The higher epoch prevails or, if the epochs are equal, the higher incarnation. If the incarnations are equal too, the record may be
+    /// replaced unless it is a tombstone.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
@@ -227,8 +227,8 @@ impl FromStr for Record {
 impl Tombstone {
     /// Returns the tombstone that replaces `record`, with the higher of the two epochs.
     ///
-    /// Returns `None` if `record` belongs to another instance and its epoch is not lower than this one's. An instance may always replace
-    /// its own record, even if it no longer knows the record's epoch.
+    /// Returns `None` if `record` belongs to another instance and its epoch is not lower than this tombstone's epoch. An instance may
+    /// always replace its own record, even if it no longer knows the record's epoch.
     pub(crate) fn supersede(self, record: Option<Record>) -> Option<Self> {
         let (holder, epoch) = match record {
             None => return Some(self),

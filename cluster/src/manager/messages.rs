@@ -1,4 +1,4 @@
-//! The messages that the session manager inspects, and the one it sends itself.
+//! Messages that the session manager inspects or creates.
 
 use rmcp::{
     model::{ClientJsonRpcMessage, ClientNotification, ErrorData, ServerJsonRpcMessage},

@@ -18,7 +18,7 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// Called when this instance has claimed a session. If it is local, it is no longer contested.
+    /// Called when this instance has claimed a session. A local session is then no longer contested.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));
@@ -27,8 +27,8 @@ impl Sessions {
 
     /// Called with the directory's record for a session.
     ///
-    /// If the record is this instance's own, the session is confirmed. If it is another owner's, the session is contested. If it is a
-    /// tombstone, the session is relinquished.
+    /// If the owner in the record is this instance, the session is confirmed. If it is another instance, the session is contested. If the
+    /// record is a tombstone, the session is relinquished.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(ownership) if ownership.owner.incarnation == self.this_instance => {
@@ -42,12 +42,12 @@ impl Sessions {
                         return false;
                     };
                     if is_later {
-                        // An earlier write took this epoch, but its response was lost, so the next write takes a higher one.
+                        // An earlier write took this epoch, but its response was lost, so the next write takes a higher epoch.
                         local.renewal_due = Some(since);
                     } else {
                         // The directory had lost the record, so the session has been written at its old epoch. The next epoch is higher, so
-                        // that a claim on the previous record fails, but lower than any claim's, so that a later claim that the directory
-                        // has lost still wins.
+                        // that a claim on the previous record fails, but lower than the epoch of any claim, so that a later claim that the
+                        // directory has lost still wins.
                         local.epoch = local.epoch.after_loss();
                     }
                     true
@@ -58,7 +58,7 @@ impl Sessions {
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    // Set this before confirming the session, because this instance's status must show one of the two at any time.
+                    // Set this before confirming the session, because this instance's status must always show one of the two states.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
@@ -74,7 +74,7 @@ impl Sessions {
 
     /// Returns `true` if any session is contested, or has been relinquished but not closed yet.
     ///
-    /// In either case, its calls may still be running.
+    /// The calls of such a session may still be running.
     pub(crate) fn has_unclosed(&self) -> bool {
         self.has_contested() || self.relinquished.has_pending_closes()
     }
@@ -108,7 +108,7 @@ impl Sessions {
 
     /// Waits until a session becomes contested.
     ///
-    /// Returns immediately if one has become contested since this last returned.
+    /// Returns immediately if a session has become contested since the previous call returned.
     pub(crate) async fn wait_until_contested(&self) {
         self.contest.notified().await;
     }

@@ -2,8 +2,8 @@
 //!
 //! 1. A request enters the gate before it is served, and exits once it has been answered. Once the gate has been closed, no request can
 //!    enter.
-//! 2. Before an idle gate is closed, other conditions are checked as well, such as whether the session has calls in flight. The gate is
-//!    closed only if no request has entered since it was found idle, so the conditions cannot have changed unnoticed.
+//! 2. Before an idle gate is closed, other conditions are checked too, such as whether the session has calls in flight. The gate is closed
+//!    only if no request has entered since it was found idle, so the conditions cannot have changed unnoticed.
 //! 3. The gate never reopens. A restored session gets a new gate.
 
 use std::{
@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use crate::{lock::lock, wait_until::wait_until};
 
+/// Counts a session's requests in flight, and can be closed to new ones.
 #[derive(Debug, Default)]
 pub(crate) struct DrainGate {
     state: Mutex<State>,
@@ -57,7 +58,8 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight and `may_close` returns `true`.
     ///
-    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it already was.
+    /// If a request enters in the meantime, the gate stays open. Returns `true` if the gate is now closed, including if it was closed
+    /// before.
     pub(crate) fn close_if_idle(&self, may_close: impl FnOnce() -> bool) -> bool {
         let snapshot = *self.state();
         if snapshot.is_closed {
@@ -75,7 +77,7 @@ impl DrainGate {
         is_closed
     }
 
-    /// Closes the gate once it is idle. Returns as soon as this task or another one has closed it.
+    /// Closes the gate once it is idle. Returns as soon as this or another task has closed it.
     pub(crate) async fn close_when_idle(&self, may_close: impl Fn() -> bool) {
         wait_until(&self.changed, || self.close_if_idle(&may_close)).await;
     }

@@ -1,7 +1,7 @@
 //! Generations, which distinguish a session's events before a restore from those after it.
 //!
-//! A restored session numbers its events from 0 again, even in the same process, so its event ids carry a generation of their own. All
-//! other sessions' event ids carry their instance's incarnation.
+//! A restored session numbers its events from 0 again, even in the same process, so its event ids carry a generation of their own. The
+//! event ids of all other sessions carry the instance's incarnation.
 
 use std::{
     collections::HashMap,

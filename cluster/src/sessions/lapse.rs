@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub(crate) struct Lapse {
     /// A session is verified once it has been confirmed at or after this time.
     pub(crate) since: Instant,
-    /// Whether this process stalled. In that case, only a new epoch verifies a session. A mere write does not.
+    /// Whether this process stalled. If so, only a new epoch verifies a session, not a mere write.
     pub(crate) by_stall: bool,
 }
 

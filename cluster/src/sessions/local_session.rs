@@ -105,6 +105,7 @@ impl LocalSession {
     pub(super) fn on_written(&mut self, written_at: Instant, renewed: Option<Epoch>) {
         self.written_at = Some(written_at);
         self.contested = None;
+        // Only a write that started after a possible loss confirms the session.
         let _confirmed = self
             .unconfirmed
             .take_if(|unconfirmed| unconfirmed.since <= written_at);

@@ -43,7 +43,7 @@ pub(super) struct Queues {
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions whose tombstones have been written, and when, oldest first.
     ///
-    /// There are at most [`MAX_DELETED`]. If the directory may have lost data, they are requeued.
+    /// At most [`MAX_DELETED`] are retained. If the directory may have lost data, they are requeued.
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 

@@ -86,7 +86,7 @@ impl RelinquishedSessions {
 
     /// Waits until every pending close of a session has completed.
     ///
-    /// A session restored before then would be closed as well.
+    /// A session restored before then would be closed too.
     pub(crate) async fn wait_until_closed(&self, session: SessionHash) {
         let is_closed = || !self.closing().contains_key(&session);
         wait_until(&self.closed, is_closed).await;

@@ -29,7 +29,7 @@ const MAX_ATTEMPTS: u32 = 3;
 /// This has to cover a new deployment that cannot restore any of the old sessions, whose clients all reconnect within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
-/// How long a session's attempts are remembered after the last one.
+/// How long a session's attempts are remembered after the last attempt.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an abandoned attempt affects other requests.

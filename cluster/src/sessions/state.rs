@@ -278,8 +278,8 @@ impl Sessions {
 
     /// Called when a client has ended its session. Queues the session's tombstone.
     pub(crate) fn on_deleted(&self, id: &str) {
-        // If the session has already been closed, its epoch is no longer known here. The tombstone gets a new one, or the record's if that
-        // is higher.
+        // If the session has already been closed, its epoch is no longer known here. The tombstone gets a new epoch, or the record's epoch
+        // if that is higher.
         self.end(id, Epoch::now());
     }
 
@@ -290,7 +290,7 @@ impl Sessions {
         self.end(id, epoch);
     }
 
-    /// Ends a session. Its tombstone gets the session's own epoch, or `epoch` if it is not local.
+    /// Ends a session. The tombstone gets the session's own epoch, or `epoch` if the session is not local.
     fn end(&self, id: &str, epoch: Epoch) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {

@@ -76,6 +76,7 @@ impl SessionStore for ClusterStore {
         if entry.ownership.owner.incarnation != self.this_instance {
             return Err(io::Error::other("another instance owns the session").into());
         }
+        // Parameters that are too large are never stored, so the session cannot be restored.
         if entry.params.is_empty() {
             return Ok(None);
         }

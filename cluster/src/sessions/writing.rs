@@ -49,7 +49,7 @@ impl Sessions {
 
     /// Queues every session to be written at a new epoch.
     ///
-    /// Needed when other instances may have seen this one without a lease.
+    /// Needed when other instances may have noticed that this instance had no lease.
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -112,7 +112,7 @@ impl Sessions {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
-    /// Returns the next sessions to write, new ones before rewrites.
+    /// Returns the next sessions to write, new sessions before rewrites.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)

@@ -1,7 +1,7 @@
-//! Byte budgets, and the reservations made from them.
+//! Byte budgets and the reservations made from them.
 //!
-//! 1. The total reserved from a budget never exceeds its limit or its parent's limit. A request that would exceed either is
-//!    refused, and reserves nothing.
+//! 1. The total reserved from a budget never exceeds its limit or its parent's limit. A request that would exceed one of these
+//!    limits is refused, and reserves nothing.
 //! 2. Dropping a [`Reservation`] returns its bytes to every budget they came from.
 
 use std::{
@@ -17,9 +17,9 @@ use std::{
 pub struct Limits {
     /// Maximum number of known sessions. The default is 4,096.
     ///
-    /// When the limit is reached, at least half of the idle sessions (no stream, no request) are removed, least recently used
-    /// first. The store then no longer knows whether their clients support priming events. The same happens when
-    /// [`bytes`](Self::bytes) is exhausted.
+    /// When this limit is reached or [`bytes`](Self::bytes) is exhausted, at least half of the idle sessions (no stream, no
+    /// request) are removed, least recently used first. The store then no longer knows whether their clients support priming
+    /// events.
     pub sessions: usize,
     /// Maximum number of streams per session, including ended ones still retained. The default is 2,048.
     ///
@@ -42,6 +42,7 @@ pub struct Limits {
     pub retry: Duration,
 }
 
+/// A byte budget, which may be part of a parent budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,

@@ -163,7 +163,7 @@ fn head_size<B>(request: &Request<B>) -> usize {
         + request.uri().query().map_or(0, str::len)
 }
 
-/// Shows neither names nor values, because either may be secret.
+/// Omits the names and values of the fields, because both may be secret.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({} fields)", self.fields.len())

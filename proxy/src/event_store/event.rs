@@ -3,9 +3,9 @@
 //! An event id has the form `mcp-<server>-<stream>.<seq>`:
 //!
 //! 1. `server` identifies the server, and survives restarts of the proxy. That way, the proxy recognises ids from before a
-//!    restart and refuses them. If it forwarded one, a server that ignores unknown ids would answer with its standalone
+//!    restart and refuses them. If it forwarded such an id, a server that ignores unknown ids would answer with its standalone
 //!    stream.
-//! 2. `stream` is 128 random bits, so one stream's ids don't reveal another's.
+//! 2. `stream` is 128 random bits, so the ids of one stream don't reveal the ids of another.
 //! 3. `seq` is the event's number in the stream.
 
 use std::{fmt, time::Duration};
@@ -36,7 +36,7 @@ struct OwnedLines {
 pub enum Weight {
     /// Progress or a log message. These are dropped first, oldest first, and a comment reports how many.
     Droppable,
-    /// Any other message, even an unparsable one. It must reach the client.
+    /// Any other message, even if it can't be parsed. It must reach the client.
     Kept,
     /// A request from the server, which is waiting for the client to answer. It must also reach the client.
     Request,
@@ -162,8 +162,8 @@ impl Weight {
     /// Returns a message's weight on the stream of `call`.
     ///
     /// An unparsable message is [`Kept`](Self::Kept), unless a scan finds that it may be the answer. It is then treated as the
-    /// answer, because the client may be able to parse it, and there won't be another one. A batch is the answer if one of its
-    /// messages is.
+    /// answer, because the client may be able to parse it, and no other answer will follow. A batch is treated as the answer if
+    /// one of its messages is the answer.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
             return Self::of_message(json, call);
@@ -202,7 +202,7 @@ impl Weight {
 
     /// Returns the weight of a message that answers the request `answered`, if any.
     ///
-    /// Since a stream has only one call, it is enough for the id to [resemble](IdKey::resembles) the call's.
+    /// Since a stream has only one call, it is enough for the id to [resemble](IdKey::resembles) the call's id.
     fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
         match answered.zip(call) {
             Some((answered, call)) if answered.resembles(call) => Self::Answer,

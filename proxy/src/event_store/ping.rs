@@ -1,8 +1,8 @@
 //! Uses a `ping` to check whether the server accepts a client's credentials.
 //!
-//! A 200 status alone proves nothing: some servers refuse a client with a JSON-RPC error under that status, and some gateways
-//! use it for a login page. The client is only accepted if the server answers this very `ping`, either with a result or with
-//! the error "method not found".
+//! A 200 status alone is not conclusive: some servers refuse a client with a JSON-RPC error under that status, and some
+//! gateways use it for a login page. The client is only accepted if the server answers this very `ping`, either with a result
+//! or with the error "method not found".
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ const METHOD_NOT_FOUND: i64 = -32601;
 impl Ping {
     /// Creates a `ping` with a random id.
     ///
-    /// That way, no other proxy in front of the server uses the same one.
+    /// That way, no other proxy for the same server uses the same id.
     pub(super) fn new() -> Self {
         // If the random number generator fails, no stream can be opened, so there is nothing to resume.
         let random = getrandom::u64().unwrap_or_default();

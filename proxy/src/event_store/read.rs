@@ -15,9 +15,10 @@ use memchr::memchr2;
 use super::event::ID_CAPACITY;
 use crate::message::Scanner;
 
-/// Maximum length of an event id, in bytes. A longer one is ignored.
+/// Maximum length of an event id, in bytes. Longer ids are ignored.
 ///
-/// This bounds both the header that the proxy sends to resume and the memory of a stream's parser, which holds up to three ids.
+/// This bounds both the header that the proxy sends to resume and the memory used by a stream's parser, which holds up to three
+/// ids.
 pub(super) const MAX_ID: usize = 512;
 
 /// Maximum length of a `retry` value, in bytes.
@@ -28,12 +29,12 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 /// The parser for one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// The lines of the current event to forward, as far as they have been read.
+    /// The lines to forward from the current event, as far as they have been read.
     lines: Vec<u8>,
     line: Line,
     /// Whether the last byte was a carriage return.
     ///
-    /// If so, a line feed is part of the same line ending.
+    /// If so, a line feed right after it is part of the same line ending.
     is_after_cr: bool,
     /// How many bytes of the byte order mark have been read.
     ///
@@ -111,7 +112,7 @@ impl Reader {
         Read::Bytes
     }
 
-    /// Takes the lines of the current event to forward, as far as they have been read.
+    /// Takes the lines to forward from the current event, as far as they have been read.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         mem::take(&mut self.lines)
     }
@@ -126,15 +127,15 @@ impl Reader {
         self.scan.as_deref()
     }
 
-    /// Ends the current event's scan and returns it, or an empty one if none was started.
+    /// Ends the current event's scan and returns it, or an empty scan if none was started.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
     /// Returns the capacity that the lines need in order to hold `bytes` more bytes.
     ///
-    /// This is the current capacity if that is enough. Otherwise it is twice that, capped at `max`, or more if the bytes need
-    /// more.
+    /// This is the current capacity if it is enough. Otherwise, it is twice the current capacity but at most `max`, or more
+    /// than that if the bytes don't fit otherwise.
     pub(crate) fn needed_capacity(&self, bytes: usize, max: usize) -> usize {
         // A field's name is only added to the lines once it has been read in full.
         let held_back = match self.line {
@@ -265,6 +266,7 @@ impl Reader {
     fn end_line(&mut self) -> bool {
         match mem::take(&mut self.line) {
             Line::Start => return self.end_event(),
+            // A field's name without a colon is a field with an empty value.
             Line::Name(field, matched) if matched + 1 == field.name().len() => {
                 self.forward(field, field.name().get(..matched).unwrap_or_default());
                 self.end_value(field);

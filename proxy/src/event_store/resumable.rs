@@ -9,16 +9,19 @@
 //! | DELETE | forwards it; if the server accepts it, ends the session's streams |
 //! | any other request | forwards it |
 //!
-//! Requests are forwarded unchanged, except for the layer's cancellation, which is given its call's credentials and id. A fast
-//! response to a call is passed through unchanged as well, unless it is an event stream. If the response is slow and the client
-//! supports priming events, the client's event stream starts before the server has sent its response head.
+//! Requests are forwarded unchanged, except for the layer's cancellation, which is sent with the credentials and id of the call
+//! that it cancels. A fast response to a call is also passed through unchanged, unless it is an event stream. If the response
+//! is slow and the client supports priming events, the client's event stream starts before the server has sent its response
+//! head.
 //!
-//! A client may resume with credentials other than those it made the call with, such as a fresh token. The service then sends
-//! the server a `ping` with the new credentials. The client only gets its stream if the server accepts them, by answering with
-//! a result or with the error "method not found". Credentials are the URL's path and query, and all header fields not known to
-//! be harmless. The latest credentials accepted for a call are also used to request the rest of its answer, and to send the
-//! layer's cancellation. If the server refuses a cancellation sent with them, it is resent once with the latest credentials
-//! accepted in the session, if these differ.
+//! A client may resume with different credentials than it used for the call, such as a fresh token. The service then sends the
+//! server a `ping` with the new credentials. The client only gets its stream if the server accepts them, by answering with a
+//! result or with the error "method not found". Credentials are the URL's path and query, and all header fields not known to be
+//! harmless.
+//!
+//! The latest credentials accepted for a call are also used to request the rest of its answer, and to send the layer's
+//! cancellation. If the server refuses a cancellation sent with these credentials, the cancellation is resent once with the
+//! latest credentials accepted in the session, if these differ.
 
 use std::{
     convert::Infallible,
@@ -157,6 +160,7 @@ where
             Method::DELETE => {
                 let session = exactly_one(request.headers(), &SESSION_ID).map(str::to_owned);
                 let known = session.as_ref().and_then(|id| self.store.session(id));
+                // If the server ends the session's streams before it responds, their answers are not lost.
                 let _pending_ends = known.map(|known| known.begin_end());
                 let response = self.forward(request).await;
                 if let Some(session) = session.filter(|_| response.status().is_success()) {
@@ -191,7 +195,7 @@ where
 
     /// Resumes a stream from the event store, once the server has accepted the client.
     ///
-    /// A GET without one of the event store's ids is forwarded.
+    /// A GET without an id issued by the event store is forwarded.
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
         let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
@@ -235,8 +239,8 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // A client's cancellation already carries credentials and an id. The layer's is given its call's. Without a layer,
-        // requests have no token.
+        // A client's own cancellation already carries credentials and an id, but a cancellation from the layer needs those of
+        // its call. Without a layer, requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -289,7 +293,7 @@ where
     /// Serves a call in a session.
     ///
     /// If the server answers with an event stream, or is silent for too long, the client reads from the event store. Any other
-    /// response is passed through unchanged. A call for which the store has no room is simply forwarded.
+    /// response is passed through unchanged. If the store has no room for a call, the call is simply forwarded.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let sent = SentCredentials::of(&request);
         let call = call
@@ -405,7 +409,7 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     Request::from_parts(head, Body::from(ping))
 }
 
-/// Returns `true` if the request's revision has sessions, or if it states no revision.
+/// Returns `true` if the request's revision has sessions, or if the request states none.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;
@@ -413,7 +417,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
-/// Returns `true` if a message's `_meta` states no revision, or one that has sessions.
+/// Returns `true` if a message's `_meta` states no revision, or a revision that has sessions.
 fn has_session_revision(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))

@@ -1,23 +1,23 @@
 //! Buffers one stream's events for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O. Its callers are responsible for waiting and for waking tasks. It guarantees the following:
+//! [`Ring`] does no I/O. Its callers are responsible for waiting and for waking tasks. The ring guarantees the following:
 //!
 //! 1. **Numbers.** Events are numbered from 0, including dropped ones.
 //! 2. **Once and in order.** A reader gets every event after its starting point, once and in order. In place of dropped events,
-//!    it gets an SSE comment stating how many there were. With [`Start::Unread`], a reader starts at the first event that no
+//!    it gets an SSE comment stating how many were dropped. With [`Start::Unread`], a reader starts at the first event that no
 //!    reader has taken.
-//! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. If there is none, it is the oldest
-//!    notification that the attached reader has already taken, or else the oldest other event that it has taken. All other
-//!    events stay until the ring is cleared.
+//! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. If there is none, the oldest
+//!    notification that the attached reader has already taken is dropped, or else the oldest other event that it has taken. All
+//!    other events stay until the ring is cleared.
 //! 4. **Limits.** `push` only adds an event while the ring is below both of its limits ([`BufferLimits`]), so it exceeds the
 //!    byte limit by at most one event. `push_reserved` ignores both limits. Every event in the ring is always covered by a
 //!    reservation. Bytes that a reader has taken stay covered until their last holder drops them.
-//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` returns [`Taken::End`] from then on.
+//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` returns [`Taken::End`] after that.
 //! 6. **The end.** Once the ring has ended, it accepts no more events, except for the error in guarantee 8.
 //! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, as soon as the reader has taken everything before
 //!    it. If the reader detaches before it has taken the last piece, no other reader ever gets the event.
-//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if a reader missed one of these events, and
-//!    the ring has ended without an answer left in it, the reader gets an error instead.
+//! 8. **The answer.** An event that bypassed the ring may have been the answer. So if the ring has ended without an answer left
+//!    in it, a reader that missed one of these events gets an error instead.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -191,7 +191,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event. A droppable event for which there is no room is counted and dropped.
+    /// Adds an event. If there is no room for a droppable event, it is counted and dropped.
     pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
         if self.has_ended {
             return Pushed::Ended;
@@ -246,8 +246,8 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// Returns `None`, leaving the previous reader attached, if `from` names an event and either that event never existed or
-    /// the ring has been cleared.
+    /// If `from` is [`Start::After`], returns `None` if the event never existed or the ring has been cleared. The previous
+    /// reader then stays attached.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -392,7 +392,7 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if there is a later event, even a dropped one. Always `false` once the ring has been cleared.
+    /// Returns `true` if any event follows this one, dropped or not. Always `false` once the ring has been cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }

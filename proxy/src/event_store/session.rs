@@ -111,7 +111,7 @@ impl Session {
 
     /// Returns the response to a client opening one of the streams without an event id.
     ///
-    /// The client gets the events not yet received by any client. If there have been earlier ones, a client that supports
+    /// The client gets the events not yet received by any client. If there have been earlier events, a client that supports
     /// priming first gets an event without a message, so that it has an id to resume from.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())

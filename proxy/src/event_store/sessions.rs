@@ -64,18 +64,19 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The id's stream, and the event's number. The event might not exist.
+    /// The id's stream and the event's number. The event might not exist.
     Stream(Stream, u64),
     Unknown,
 }
 
+/// The state shared by all clones of an event store.
 #[derive(Debug)]
 struct Shared {
     shared: Arc<SharedState>,
     budget: Arc<Budget>,
     sessions: Mutex<HashMap<Arc<str>, Session>>,
     ended_streams: Arc<EndedStreams<Stream>>,
-    /// When a scan of the sessions failed to make room, or `None` if the last one succeeded.
+    /// When the last scan of the sessions freed nothing, or `None` if it freed something.
     full_since: Mutex<Option<Instant>>,
     resumes: AtomicU64,
 }
@@ -90,8 +91,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. A client
-    /// that [resumes](Self::resume) with one of these gets an error, and the id is never sent to the server.
+    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. If a client
+    /// [resumes](Self::resume) with one of these ids, it gets an error, and the id is never sent to the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -141,7 +142,7 @@ impl EventStore {
     /// Returns the response to a client resuming after an event.
     ///
     /// The response is an error if the event is unknown or no longer stored. Returns `None` if the id was not issued by any
-    /// event store for this server, in which case it may be one of the server's own.
+    /// event store for this server, in which case it may be one of the server's own ids.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -160,8 +161,8 @@ impl EventStore {
 
     /// Returns `true` if a shutdown should wait for a client.
     ///
-    /// It should wait while an answer is pending or being read, and as long as the answer's client may still resume within
-    /// the reconnect delay.
+    /// It should wait while an answer is pending or being read. It should also wait for as long as the answer's client may
+    /// still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         let mut indexes = self.0.indexes().into_iter();
         indexes.any(|index| index.streams().iter().any(Stream::is_in_progress))
@@ -169,10 +170,10 @@ impl EventStore {
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
-    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The layer itself does not see a
-    /// client that resumes at a different path of the server. The event store does, and postpones the cancellation while the
-    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace period after
-    /// that. A call without a stream may be cancelled immediately.
+    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The layer itself does not notice a
+    /// client that resumes at a different path of the server, but the event store does. It postpones the cancellation while a
+    /// client is reading the call's stream, and for the grace period after that. It also postpones it while the server is
+    /// checking whether a client may resume the stream. A call without a stream may be cancelled immediately.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -207,12 +208,12 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if an event id was issued by this store or another one for the same server.
+    /// Returns `true` if an event id was issued by this or another store for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.parse(event_id).is_some()
     }
 
-    /// Looks up an event id in a session. An id from any other session is unknown.
+    /// Looks up an event id in a session. Ids from other sessions are treated as unknown.
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
         let id = self.0.shared.origin.parse(event_id).flatten();
         let lookup = id.and_then(|(name, seq)| {
@@ -222,7 +223,7 @@ impl EventStore {
         lookup.unwrap_or(Lookup::Unknown)
     }
 
-    /// Returns a response that continues a stream after an event, and counts the resume.
+    /// Returns a response that continues a stream after an event, and updates the statistics.
     ///
     /// If the event is unknown, returns an error response instead.
     pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
@@ -255,6 +256,7 @@ impl Shared {
             }
         }
         let mut sessions = self.sessions();
+        // Another request may have created the session in the meantime.
         if let Some(session) = sessions.get(id) {
             return Some(session.clone());
         }

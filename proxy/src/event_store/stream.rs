@@ -38,7 +38,7 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once but was too large for the proxy to store";
 
-/// How long the proxy keeps reading from the server after a call's cancellation or answer.
+/// How long the proxy keeps reading from the server once a call is cancelled or answered.
 ///
 /// This is limited because some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused, because the stream had ended or had no room for it.
+/// The event was refused because the stream had ended or had no room for it.
 ///
 /// A call's stream also ends when it has no room for an event. A standalone stream continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,13 +192,13 @@ impl Stream {
 
     /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
-    /// Before it waits, this makes room by dropping droppable events (possibly this one), and then events that have already
+    /// Before it waits, this makes room by dropping droppable events (possibly the new one), and then events that have already
     /// been sent to the client. If there is still no room and no client is attached, the call ends with an error. An event that
     /// exceeds the budget is passed directly to the client without being stored.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. If it belongs to a call, it has ended in either case.
+    /// Returns [`Refused`] if the stream has ended or has no room. In the latter case, a call's stream ends too.
     ///
     /// # Cancel safety
     ///
@@ -229,7 +229,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. If it belongs to a call, it has ended in either case.
+    /// Returns [`Refused`] if the stream has ended or has no room. In the latter case, a call's stream ends too.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -344,7 +344,7 @@ impl Stream {
         self.state().ring.drop_droppable()
     }
 
-    /// If the call has been answered, notifies its token and schedules the close (at most once).
+    /// If the call has been answered, notifies its token and schedules the close, but only once.
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();

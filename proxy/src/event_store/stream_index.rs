@@ -1,7 +1,7 @@
-//! Indexes a session's streams, and tracks which streams across all sessions have ended.
+//! Indexes each session's streams and tracks ended streams across all sessions.
 //!
-//! The index is generic over its streams. That way, a stream can refer to the [`StreamIndex`] that contains it, and have it
-//! evict other streams or make room across [all sessions](AllSessions).
+//! The index is generic over its stream type, so that a stream can refer to the [`StreamIndex`] that contains it, and use it to
+//! evict other streams or to make room across [all sessions](AllSessions).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -124,7 +124,7 @@ impl<S: Clone> StreamIndex<S> {
         self.budget.global_reservation()
     }
 
-    /// Returns the ended streams, as long as the event store exists.
+    /// Returns the ended streams of all sessions, or `None` if the event store has been dropped.
     pub(super) fn ended_streams(&self) -> Option<Arc<EndedStreams<S>>> {
         self.ended_streams.upgrade()
     }
@@ -212,6 +212,7 @@ impl<S: Clone> StreamIndex<S> {
                 sent,
                 _reservation: reservation,
             };
+            // Release the lock before dropping the previous credentials.
             let _previous = state.accepted.replace(accepted);
             drop(state);
         }
@@ -235,6 +236,7 @@ impl<S: Clone> StreamIndex<S> {
         }
         state.evictable.remove(&number);
         state.names.remove(&entry.name);
+        // A newer call may have reused the request id.
         if let Some(call) = entry.call
             && state.calls.get(&call) == Some(&number)
         {

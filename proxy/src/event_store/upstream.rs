@@ -3,10 +3,10 @@
 //! 1. The task reads until the server's stream ends, whether or not a client is attached. Once the call has been cancelled or
 //!    answered, it stops after another [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER).
 //! 2. If the server's stream ends before the answer, the task requests the rest, up to [`MAX_ATTEMPTS`] times in a row. This
-//!    requires event ids from the server. If it has sent none, or all attempts fail, the call ends with an error. If the
-//!    server refuses the call's credentials, the task ends the client's response, so that the client resumes with fresh
-//!    ones, and then requests the rest with those.
-//! 3. An answer that is not an event stream is turned into one. JSON is written unchanged, and anything else becomes an error.
+//!    requires event ids from the server. If the server has sent no ids, or if all attempts fail, the call ends with an error.
+//!    If the server refuses the call's credentials, the task ends the client's response, so that the client resumes with fresh
+//!    credentials, and then requests the rest with those.
+//! 3. An answer that is not an event stream is converted to an event: JSON unchanged, and anything else as an error.
 //! 4. The first [`READ_ALLOWANCE`] bytes of an event need no reservation, but the rest does. An event that does not fit
 //!    bypasses the ring in pieces.
 
@@ -143,8 +143,8 @@ where
                 let (head, body) = pending.await.into_parts();
                 let is_success = head.status.is_success();
                 if is_success && has_content_coding(&head.headers) {
-                    // A client still waiting for the response head gets a compressed answer unchanged, but this one is already
-                    // reading an event stream.
+                    // A client still waiting for the response head gets a compressed answer unchanged, but this client is
+                    // already reading an event stream.
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_success {
@@ -340,7 +340,7 @@ where
         }
     }
 
-    /// Requests the events after the last one with an id.
+    /// Requests the events after the last event that had an id.
     ///
     /// Returns `None` if there is no id, if all attempts fail, or if the server refuses the credentials and the client can't
     /// resume.
@@ -363,7 +363,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as a single event, or an error if it is cut off or not an answer.
+    /// Writes a JSON body as one event, or an error if it is cut off or does not answer the call.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;

@@ -30,7 +30,7 @@ pub(super) struct UpstreamResume<S> {
     uri: Uri,
     /// All headers except [`CALL_ONLY_HEADERS`] and the credentials, which the stream stores.
     ///
-    /// This is a list because every call in flight has one, and a list is smaller than a map.
+    /// Stored as a list, which is smaller than a map, because every call in flight has its own copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The client's connection, needed because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
@@ -40,7 +40,7 @@ pub(super) struct UpstreamResume<S> {
 pub(super) enum ResumeResponse {
     /// The rest of the events.
     Events(Body),
-    /// The server has refused the credentials.
+    /// The server refused the credentials.
     Unauthorized,
     /// The server sent any other response, or none in time.
     Failed,
@@ -95,7 +95,7 @@ impl<S> UpstreamResume<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    /// Requests the events after the one with this id.
+    /// Requests the events after the event with this id.
     pub(super) async fn send(
         &mut self,
         last_event_id: &HeaderValue,

@@ -137,6 +137,7 @@ impl Stdio {
         {
             let mut live = inner.live();
             if live.is_shutting_down {
+                // Returning drops `running_session`, which ends the session.
                 drop(live);
                 inner.store.close(&session_id);
                 let text = EndReason::Shutdown(STOP_TIMEOUT).text();

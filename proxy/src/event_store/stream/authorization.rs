@@ -10,7 +10,7 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// Marks a check of a client's credentials as pending until it is dropped.
+/// Marks a check of a client's credentials as pending until the guard is dropped.
 pub(in crate::event_store) struct PendingCheckGuard(Stream);
 
 // === impl Stream ===
@@ -42,11 +42,15 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials, and waits until it accepts some.
+    /// Records that the server refused these credentials, and waits until it accepts some again.
     ///
-    /// Ends the response the client is reading, so that the client resumes. Returns `true` once the server has accepted
-    /// credentials again, even if they are the same, or immediately if `refused` is `None` or no longer the latest. If the
-    /// client can't resume because it has no event id, returns `false` immediately.
+    /// Ends the response the client is reading, so that the client resumes, and returns `true` once the server has accepted
+    /// credentials again, even if they are unchanged.
+    ///
+    /// Returns immediately in two cases:
+    ///
+    /// - with `true` if `refused` is `None` or no longer the latest credentials
+    /// - with `false` if the client can't resume because it has no event id
     ///
     /// # Cancel safety
     ///

@@ -33,8 +33,8 @@ impl Stream {
 
     /// Reports to the layer that the answer is lost, so that it cancels the call.
     ///
-    /// Does nothing if the call has been cancelled already, or if its client is ending it. Do this before sending the client an
-    /// error, because the layer would mistake the error for the answer.
+    /// Does nothing if the call has been cancelled already, or if its client is ending it. Call this before sending the client
+    /// an error, because the layer would mistake the error for the answer.
     pub(in crate::event_store) fn lose_answer(&self) {
         if self.0.pending_ends.load(Ordering::Relaxed) > 0 {
             return;
@@ -100,6 +100,7 @@ impl Stream {
             let mut state = self.state();
             let is_cancelled =
                 state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
+            // No client is waiting for a cancelled call's answer.
             let is_evictable = is_cancelled && !state.ring.is_answered();
             if let Some(error) = error {
                 state.ring.push_reserved(error);

@@ -83,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Returns an empty reservation for an event about to be read.
+    /// Returns an empty reservation for the next event, or `None` if the session was removed.
     pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
         self.0.index.upgrade().map(|index| index.reservation())
     }
@@ -104,10 +104,10 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream. Failing that, makes room across all sessions, if their shared budget is the exhausted one.
+    /// Evicts another stream. If that fails and the shared budget is the exhausted one, makes room across all sessions.
     ///
-    /// Only streams that have been read in full, or whose call was cancelled, can be evicted, and only while they are not being
-    /// read again. Returns `false` if nothing was freed.
+    /// A stream can be evicted if it has been read in full or its call was cancelled, but not while it is being read again.
+    /// Returns `false` if nothing was freed.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
@@ -182,9 +182,9 @@ impl Stream {
         });
     }
 
-    /// Closes the stream if `end` has ended the ring, which it reports by returning `true`.
+    /// Lets `end` decide whether to close the stream, and returns its decision.
     ///
-    /// Returns what `end` returned.
+    /// If `end` returns `true`, it must have ended the ring.
     fn close_if(
         &self,
         ended_streams: Option<&EndedStreams<Self>>,
@@ -221,8 +221,8 @@ impl StreamIndex<Stream> {
 
     /// Evicts the session's oldest evictable stream.
     ///
-    /// If the shared budget is exhausted, evicts the oldest of any session. If there is none, makes room across all sessions
-    /// instead. Returns `false` if nothing was freed.
+    /// If the shared budget is exhausted, evicts the oldest evictable stream of any session instead or, if there is none, makes
+    /// room across all sessions. Returns `false` if nothing was freed.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {

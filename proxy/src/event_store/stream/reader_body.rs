@@ -28,8 +28,8 @@ struct ReaderBody {
 impl Stream {
     /// Attaches a reader in place of the current one, and returns its response.
     ///
-    /// If `with_position` is set, the reader first gets a position event, unless it starts at the very first event. Returns
-    /// `None` if `from` names an event that does not exist, or if the stream's events have been dropped.
+    /// If `with_position` is set, the reader first gets a position event, unless it starts at the very first event. If `from`
+    /// is [`Start::After`], returns `None` if the event never existed or the stream has dropped all of its events.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, previous) = {
             let mut state = self.state();

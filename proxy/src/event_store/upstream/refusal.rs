@@ -19,6 +19,7 @@ pub(super) fn json_rpc_error(body: &[u8]) -> Option<&str> {
     }
     let refusal: Refusal<'_> = serde_json::from_slice(body).ok()?;
     let text = refusal.error.get();
+    // Check only the error's shape: its text is passed on unchanged, along with any other fields.
     let _is_error: Error<'_> = serde_json::from_str(text).ok()?;
     Some(text)
 }
