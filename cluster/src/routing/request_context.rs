@@ -30,7 +30,9 @@ pub(crate) fn on_resumed() {
     let _ = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a request that resumes from one of `call`'s events, in the given `generation` of its session.
+/// Serves a request that resumes from one of `call`'s events.
+///
+/// `generation` is the event's generation of the session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,

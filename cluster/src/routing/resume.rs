@@ -27,7 +27,7 @@ pub(crate) const NO_EVENT: &str = "~";
 /// The JSON-RPC error code for calls whose server is no longer running: internal error.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The response to a resume request if there is no stored answer and the request id is unknown.
+/// The response to a resume if there is no stored answer and the request id is unknown.
 const NO_ANSWER: &str =
     "Last-Event-ID refers to an event from a server that has exited without leaving an answer\n";
 
