@@ -307,7 +307,7 @@ impl State {
 
     /// Renews a lease, unless a later status has already renewed it.
     ///
-    /// Returns whether one of its instance's records has been replaced since the last renewal, or `None` if there is no lease.
+    /// Returns whether one of the instance's records has been replaced since the last renewal, or `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);

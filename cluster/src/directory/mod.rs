@@ -79,11 +79,14 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Writes an owner's sessions, and returns the records that did not turn out as intended.
     ///
-    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner holds the session. A session's
-    /// [new epoch](Registration::renewed) is written only over a record that already belongs to the owner. Otherwise, even if there is no
-    /// record, the session is written at the epoch at which the owner holds it. Each written record is retained for [`RECORD_TTL`] from
-    /// now. If it replaces another owner's record and that owner has a lease, that owner's next heartbeat [reports the
-    /// replacement](HeartbeatReply::was_replaced).
+    /// What is written for a session depends on its stored record:
+    ///
+    /// - If the record does not [yield](Record::yields_to) to the epoch at which the owner holds the session, it is left unchanged.
+    /// - If it already belongs to the owner, the session is written at its [new epoch](Registration::renewed), if it has one.
+    /// - Otherwise, even if there is no record, the session is written at the epoch at which the owner holds it.
+    ///
+    /// Each written record is retained for [`RECORD_TTL`] from now. If it replaces another owner's record and that owner has a lease, that
+    /// owner's next heartbeat [reports the replacement](HeartbeatReply::was_replaced).
     async fn register(
         &self,
         owner: Owner,
@@ -199,7 +202,7 @@ pub(crate) struct Lease {
     pub(crate) written_in: Option<BackendRunId>,
     /// Whether the instance has found the directory consistent for [`LEASE_TTL`] in that run.
     ///
-    /// By then, any instance that has not renewed its lease in that run no longer has one.
+    /// By then, any instance that has not renewed its lease in that run no longer has a lease.
     pub(crate) is_settled: bool,
     /// Whether answers to the instance's calls are late, or may turn out to be late.
     ///
@@ -221,8 +224,8 @@ pub(crate) struct Status {
     pub(crate) turned_away: Option<Duration>,
     /// When the instance created the status, or up to [`DIRECTORY_TIMEOUT`] earlier.
     ///
-    /// The lease is renewed as of this time, so that a late heartbeat is not mistaken for a current one. `None` if the instance does not
-    /// know the directory's time.
+    /// The lease is renewed as of this time, so that a late heartbeat is not mistaken for a current heartbeat. `None` if the instance does
+    /// not know the directory's time.
     pub(crate) created_at: Option<DirectoryTime>,
     /// Increases with each status the instance creates. The directory keeps the status with the highest number.
     pub(crate) number: u64,

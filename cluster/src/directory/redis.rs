@@ -114,7 +114,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, properties).await {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
-            // Log the error now: heartbeats will retry, but all they see is a timeout.
+            // Log the error now: heartbeats will retry, but all they get is a timeout.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())

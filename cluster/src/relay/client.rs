@@ -195,6 +195,7 @@ impl Relay {
             replayable.restore_body(body);
         }
         Err(match failure {
+            // The peer never requested the body, so the call cannot have started.
             Failure::Broken if is_unsent => Failure::Unreachable,
             // A POST without a body may have started too.
             Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
@@ -228,6 +229,7 @@ impl Relay {
         let mut exchange = pin!(exchange(stream, request, disconnect));
         let mut response = match timeout(HEAD_TIMEOUT, &mut exchange).await {
             Ok(response) => response?,
+            // The call may have started, and calls have no time limit.
             Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => exchange.await?,
             Err(_) => return Err(Failure::Silent),
         };

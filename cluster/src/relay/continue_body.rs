@@ -96,6 +96,7 @@ impl http_body::Body for ContinueBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         if this.body.is_none() {
+            // Register the waker before checking, so that a signal in between is not missed.
             this.signal.0.waker.register(cx.waker());
             if !this.signal.is_signalled() {
                 return Poll::Pending;

@@ -251,6 +251,7 @@ impl CacheState {
 impl PendingLookup {
     async fn look_up(self) -> Result<SessionSnapshot, Arc<DirectoryError>> {
         let snapshot = self.cache.query(self.session).await;
+        // Cache the result only if this lookup is still registered. Updating or invalidating the session's entry unregisters it.
         if let Ok(snapshot) = &snapshot {
             let mut state = self.cache.state();
             if state
@@ -272,6 +273,7 @@ impl PendingLookup {
 impl Drop for PendingLookup {
     fn drop(&mut self) {
         let mut state = self.cache.state();
+        // A newer lookup may have been registered in the meantime.
         if let Entry::Occupied(lookup) = state.lookups.entry(self.session)
             && lookup.get().0 == self.number
         {

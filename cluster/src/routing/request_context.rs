@@ -18,7 +18,7 @@ task_local! {
 
 /// Serves a request that resumes a lost call. The `bool` indicates whether the session manager resumed the session.
 ///
-/// If it did, the application accepted the resume.
+/// If it did, the application accepted the request.
 pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
     let serving = async { (response.await, IS_RESUMED.with(Cell::get)) };
     IS_RESUMED.scope(Cell::new(false), serving).await

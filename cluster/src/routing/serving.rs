@@ -210,6 +210,7 @@ async fn restore_and_serve<S: Inner>(
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
+    // Give up the turn if another request has already restored the session.
     let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session

@@ -81,7 +81,7 @@ impl MemoryDirectory {
         valid.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the backend's clock forward, as `ntpd` does. An instance that has been suspended observes the same.
+    /// Steps the backend's clock forward, as `ntpd` does. This is also what an instance observes after it has been suspended.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let earlier = |at: Instant| at.checked_sub(step).unwrap();

@@ -196,7 +196,7 @@ fn install_default_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // This fails harmlessly if another thread has installed one in the meantime.
+        // This fails harmlessly if another thread has installed a provider in the meantime.
         let _ = ring::default_provider().install_default();
     }
 }

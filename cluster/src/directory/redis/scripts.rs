@@ -38,7 +38,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
 ";
 
-/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the one stored.
+/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still stored.
 ///
 /// Returns the record stored afterwards, if any.
 ///
@@ -75,9 +75,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or acquires one if asked to.
+/// Renews a lease, or acquires one if the mode is `acquire`.
 ///
-/// Returns whether the lease was still valid, whether one of its instance's records has been replaced, and the backend's time.
+/// Returns whether the lease was still valid, whether one of the instance's records has been replaced, and the backend's time.
 ///
 /// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. If the stored heartbeat
 /// number is higher, the lease is left unchanged. Lapsed leases and leases too far ahead of the clock are removed. The script also records

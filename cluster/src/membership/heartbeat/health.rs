@@ -50,7 +50,7 @@ pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOU
 
 /// How long the directory must be consistent to rule out unrecorded sessions.
 ///
-/// This is the lifetime of a lease: by then, every instance that had one has either renewed it or lost it.
+/// This is the lifetime of a lease: by then, every instance that had a lease has either renewed or lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
 
 /// The state of the directory, as seen by heartbeats.
@@ -241,6 +241,7 @@ impl DirectoryHealth {
             };
             self.lapse = self.lapse.filter(was_known);
         } else if let Some(Lapse { by_stall: true, .. }) = self.lapse {
+            // Other instances may have seen this instance without a lease.
             self.require_epoch_renewal();
         } else if !is_in_time && self.last_heartbeat.is_some() {
             self.lapse = self.lapse.or(Some(Lapse::by_failures(started)));
@@ -310,7 +311,7 @@ impl DirectoryHealth {
 
     /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
     ///
-    /// By then, any instance that has not renewed its lease no longer has one.
+    /// By then, any instance that has not renewed its lease no longer has a lease.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
