@@ -1,5 +1,5 @@
-//! A tool that waits for a human's approval. Its call survives a lost connection, and if a client cannot resume and
-//! calls again, the human is not left with two open questions.
+//! A tool that waits for a human's approval. Its call survives a lost connection. If a client cannot resume and calls
+//! again, the human is not left with two open questions.
 //!
 //! ```sh
 //! cargo run --example approval
@@ -126,7 +126,8 @@ async fn serve(
         }
         _ => Policy::new(),
     });
-    // A call is superseded only once the server has detected its client's disconnect, so the example waits for that.
+    // A call is superseded only once the server has detected its client's disconnect, so the example waits until it
+    // has.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
             let _ = disconnects.send(());

@@ -160,7 +160,7 @@ mod unix {
 
         async fn wait(&mut self) -> io::Result<ExitStatus> {
             let status = self.leader.wait().await?;
-            // From now on, the id may belong to another process.
+            // The id may now belong to another process.
             self.id = None;
             Ok(status)
         }

@@ -5,7 +5,7 @@
 //! cargo run --example dead_peer --features axum,socket -- --pings
 //! ```
 //!
-//! Both set [`DeadPeer`]'s socket options and watch their connections. The first uses `axum::serve` and sets the
+//! Both ways set [`DeadPeer`]'s socket options and watch the connections. The first uses `axum::serve` and sets the
 //! options on the listening socket. The second is an accept loop around hyper-util that sets them on every accepted
 //! socket. HTTP/2 pings require this kind of loop.
 //!
@@ -75,8 +75,8 @@ async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     axum::serve(WatchedListener::new(listener), make).await
 }
 
-/// HTTP/2 pings end a dead peer's streams even without the options. The options are still needed, because otherwise the
-/// connection's task hangs in its last write until the kernel gives up.
+/// HTTP/2 pings end a dead peer's streams even without the socket options. The options are still needed, because
+/// otherwise the connection's task hangs in its last write until the kernel gives up.
 async fn serve_with_pings(listener: TcpListener, app: Router) {
     let listener = WatchedListener::new(listener);
     let mut builder = Builder::new(TokioExecutor::new());
@@ -94,7 +94,7 @@ async fn serve_with_pings(listener: TcpListener, app: Router) {
         let peer = stream.peer();
         let service = app.clone().map_request(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
-            // Insert it outside the layer, so that the layer can read it.
+            // Insert the peer outside the layer, so that the layer can read it.
             request.extensions_mut().insert(peer.clone());
             request
         });

@@ -40,7 +40,7 @@ type Failure = Box<dyn Error>;
 /// Timeout for this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One of the servers in the chain. The last one's tools work until they are stopped.
+/// One of the servers in the chain. The last server's tools work until they are stopped.
 #[derive(Clone)]
 struct Server {
     name: &'static str,
@@ -120,7 +120,7 @@ async fn next_event(received: &mut UnboundedReceiver<Event>) -> Result<Event, Fa
 /// Calls a tool on another server. If the call in `context` is cancelled, the new request is cancelled for the same
 /// reason.
 ///
-/// (Inside `AbortOnCancel`, `Peer::call_tool` works as well, because rmcp cancels the request when the call's future is
+/// (Inside `AbortOnCancel`, `Peer::call_tool` works too, because rmcp cancels the request when the call's future is
 /// dropped. However, it does so only after the time that `AbortOnCancel` gives a handler to finish on its own.)
 async fn call_downstream(
     server: &Peer<RoleClient>,

@@ -49,7 +49,7 @@ const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 enum Event {
     /// The slow server has received a request, and has sent its part of a response.
     Requested,
-    /// The slow server has found its connection closed.
+    /// The slow server has noticed that its connection is closed.
     Closed,
     /// The tool has ended.
     ToolEnded(Result<(), CancelReason>),

@@ -25,7 +25,7 @@ pub(crate) enum Setup {
 /// The reconnect delay sent by the server, short because the demo's grace periods are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// rmcp's mode.
+/// The mode in which rmcp runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Session,
@@ -51,7 +51,9 @@ fn bare_sessions() -> LocalSessionManager {
     sessions
 }
 
-/// Returns a configuration with a short reconnect delay. No grace period is shorter than that delay.
+/// Returns a configuration with a short reconnect delay.
+///
+/// The delay is short because no grace period can be shorter than that.
 fn session_config() -> SessionConfig {
     let mut config = SessionConfig::default();
     config.sse_retry = Some(RETRY);

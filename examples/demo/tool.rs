@@ -49,7 +49,7 @@ struct Job {
     caller: usize,
 }
 
-/// Returns the tool's answer once it has finished.
+/// Returns the answer that the tool gives once it has finished.
 pub(crate) fn answer(caller: usize) -> String {
     format!("finished for caller {caller}")
 }

@@ -44,9 +44,9 @@ pub(crate) enum ClientAction {
     ResumesLate,
 }
 
-/// What a tool has recorded about one call. A disconnected client cannot see this.
+/// What a tool has recorded about one call. A disconnected client cannot observe this.
 pub(crate) trait ToolLog {
-    /// Waits until the tool is mid-call for every one of the server's clients.
+    /// Waits until the tool is mid-call for all of the server's clients.
     async fn wait_until_busy(&self) -> Result<()>;
 
     /// Waits until the tool has ended, and returns how it ended.
@@ -68,6 +68,7 @@ pub(crate) struct Cell {
     pub(crate) outcome: Outcome,
 }
 
+/// How a call is expected to end.
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {
     /// Cancelled this long after the disconnect.
@@ -77,6 +78,7 @@ pub(crate) enum Expected {
     Unanswered,
 }
 
+/// How a call ended.
 pub(crate) enum Outcome {
     /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
@@ -188,7 +190,7 @@ where
     Ok(cells)
 }
 
-/// Prints a table of all cells, followed by any unexpected ones. Returns success if there are none.
+/// Prints a table of all cells, followed by any unexpected outcomes. Returns success if there are none.
 pub(crate) fn report<const COLUMNS: usize>(
     rows: impl Iterator<Item = &'static str>,
     columns: [&'static str; COLUMNS],

@@ -15,7 +15,7 @@
 //!        "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 //! ```
 //!
-//! The shutdown has three phases: calls get some time to complete, the remaining ones are cancelled, and then
+//! The shutdown has three phases: calls get some time to complete, any remaining calls are cancelled, and then
 //! connections get some time to close. To use it in your server, copy [`serve_until`].
 
 use std::{
@@ -55,7 +55,7 @@ const CALLS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long connections may take to close after the last call.
 ///
-/// Some never close, because their request is incomplete or their client never reads the rest of an answer.
+/// Some connections never close, because their request is incomplete or their client never reads the rest of an answer.
 const CONNECTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The log filter if `RUST_LOG` is not set.

@@ -42,10 +42,11 @@ struct Inner {
     arguments: Vec<OsString>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     next_session: AtomicU32,
-    /// These tasks end with the bridge.
+    /// The tasks that read from and write to the processes. They end with the bridge.
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// A process's stdin, and the calls that it has yet to answer.
 struct Session {
     stdin: mpsc::UnboundedSender<Bytes>,
     /// The pending calls, by id.
@@ -67,7 +68,7 @@ impl Bridge {
 
     /// Responds to a POST, starting a session if the request has no session id.
     ///
-    /// The error is the response's status.
+    /// The error is the status of a response without a body.
     async fn respond(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
             // The bridge stores no events, so there is nothing to resume.
@@ -149,7 +150,7 @@ impl Bridge {
         let reading = route_answers(session.clone(), from);
         let mut tasks = lock(&self.0.tasks);
         tasks.spawn(async move {
-            // The process ends with this task.
+            // Dropping the process kills it, so the process ends with this task.
             let _process = process;
             reading.await;
         });

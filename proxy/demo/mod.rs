@@ -25,7 +25,7 @@ mod server;
 /// The option that runs the demo.
 const OPTION: &str = "--demo";
 
-/// Runs the demo or its server if the first argument requests one of them.
+/// Runs the demo or its server if the first argument requests it.
 pub(crate) async fn run_if_requested(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Option<ExitCode> {

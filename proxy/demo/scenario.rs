@@ -223,7 +223,7 @@ impl Drop for LogFile {
 impl CallLog<'_> {
     /// Returns when `event` was logged for this call, or `None` if it has yet to be logged.
     ///
-    /// The time is the end of the logged millisecond.
+    /// Logged times are truncated to milliseconds, so this is the end of the logged millisecond.
     fn find(&self, event: &str) -> Option<Instant> {
         let text = fs::read_to_string(&self.file.0).unwrap_or_default();
         let logged_at = text.lines().find_map(|line| {

@@ -1,8 +1,8 @@
 //! A scripted server on stdin and stdout, for the demo and for tests.
 //!
 //! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments determine its overall
-//! behaviour, and the tool named by a call determines what it does for that call. It logs what its tools do, because a
-//! disconnected client cannot see that.
+//! behaviour, and the tool that a call specifies determines what it does for that call. It logs what its tools do, because a
+//! disconnected client cannot observe that.
 
 use std::{
     collections::HashMap,
@@ -93,7 +93,7 @@ struct Meta {
     token: Option<Value>,
 }
 
-/// The arguments for all tools. Each tool ignores those it does not need.
+/// The arguments for all tools. Each tool ignores the arguments it does not need.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments {
@@ -136,7 +136,7 @@ pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         }
     }
-    // A handled signal does not end the process.
+    // Handle SIGTERM, so that it does not end the process.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
@@ -304,7 +304,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while. If cancelled, stops without an answer, unless it ignores cancellation.
+    /// Works for a while. If cancelled, stops without an answer, unless the call ignores cancellation.
     ///
     /// Reports progress if the call has a progress token.
     fn work(&self, call: &Call) -> io::Result<()> {
@@ -343,7 +343,7 @@ impl Server {
 
     /// Sends a request to the client, and answers the call with the client's answer.
     ///
-    /// If there is none within 30 s, the call is answered with a text reporting this.
+    /// If the client does not answer within 30 s, the call's answer reports this.
     fn ask(&self, call: &Call) -> io::Result<()> {
         let (asker, answers) = mpsc::channel();
         let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));

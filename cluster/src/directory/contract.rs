@@ -160,7 +160,7 @@ async fn a_new_epoch_is_registered_only_over_a_record_of_its_owner(directory: &i
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
     let current = ownership(directory, taken.session).await.unwrap();
-    // Later than the other instance's epoch.
+    // This epoch is later than the other instance's.
     let renewed = current.epoch.next();
     let renewals = both.map(|registered| Registration {
         renewed: Some(renewed),
@@ -381,7 +381,7 @@ async fn a_former_owner_does_not_register_a_deleted_session(directory: &impl Dir
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
     }
-    // A session lost by the directory gets a tombstone as well.
+    // A session lost by the directory gets a tombstone too.
     let lost = session("deleted and lost").session;
     directory.delete(lost, tombstone).await.unwrap();
     let snapshot = directory.look_up(lost).await.unwrap();

@@ -33,7 +33,7 @@ impl DirectoryError {
         }
     }
 
-    /// Creates the error for a backend that could not be reached, or refused the request.
+    /// Creates the error for a backend that could not be reached or that refused the request.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             message: "the directory failed",

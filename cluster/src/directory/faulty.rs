@@ -37,11 +37,11 @@ pub(crate) enum Fault {
     SlowAt(&'static str, Duration),
     /// Every request with this command fails.
     FailsAt(&'static str),
-    /// The directory names this owner for every session.
+    /// The directory reports this owner for every session.
     WrongOwner(Owner),
 }
 
-/// A directory in memory, with a fault. Clones share both.
+/// An in-memory directory with a fault. Clones share the data and the fault.
 #[derive(Debug, Clone)]
 pub(crate) struct Faulty {
     pub(crate) memory: MemoryDirectory,

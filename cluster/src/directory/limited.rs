@@ -1,4 +1,4 @@
-//! A directory that always answers in time, or else returns an error.
+//! A directory that returns an error if it does not answer in time.
 //!
 //! If an answer arrives in time but this process stalls before reading it, the answer is discarded, because it may be out of date.
 
@@ -21,8 +21,8 @@ pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing, reading or removing an answer.
 ///
-/// Long enough for a directory with a latency of 2 s to confirm 1 MiB. The only request that ever waits this long is the resume of a lost
-/// call.
+/// Long enough for a directory with a latency of 2 s to confirm 1 MiB. The only client requests that ever wait this long are those that
+/// resume a lost call.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A directory whose requests succeed or fail within a timeout. Clones share the directory.
@@ -51,6 +51,7 @@ async fn with_timeout<T>(
 ) -> Result<T, DirectoryError> {
     let started = Instant::now();
     match timeout(limit, answer).await {
+        // After a stall, `timeout` still returns an answer that is already there, so check the time again.
         Ok(answer) if started.elapsed() <= limit => answer,
         Ok(_) | Err(_) => Err(DirectoryError::timed_out()),
     }

@@ -20,7 +20,7 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum total size of the stored answers. Beyond that, the oldest are evicted first.
+/// Maximum total size of the stored answers. Beyond that, the oldest answers are evicted.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
 /// The number of bytes charged for each answer, in addition to its length.
@@ -71,7 +71,7 @@ struct StoredSession {
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed_at: Instant,
-    /// The status's number.
+    /// The number of the status written along with the lease.
     number: u64,
     written_in: Option<BackendRunId>,
     is_settled: bool,
@@ -106,7 +106,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Loses all of its data but keeps running.
+    /// Loses all data but keeps running.
     #[cfg(test)]
     pub(crate) fn flush(&self) {
         let mut state = self.state();
@@ -305,9 +305,9 @@ impl State {
         CLOCK_START.saturating_add(now - self.started_at)
     }
 
-    /// Renews a lease, unless a later status already has.
+    /// Renews a lease, unless a later status has already renewed it.
     ///
-    /// Returns whether one of its instance's records has been replaced since the last renewal, or `None` if there is no lease.
+    /// Returns whether one of the instance's records has been replaced since the last renewal, or `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);

@@ -4,20 +4,20 @@
 //! relinquished the session, another instance can claim it. The backend is the store behind the directory: Redis, Valkey, or this process's
 //! memory.
 //!
-//! 1. **Epochs.** Each session has one record. If there are two versions of it, the one with the higher epoch is authoritative
-//!    ([`Record::yields_to`]). A [`claim`](Directory::claim) starts a higher epoch. It names the ownership it replaces, and fails if the
-//!    record has changed in the meantime. [`register`](Directory::register) overwrites an older record, such as one in a directory restored
-//!    from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
+//! 1. **Epochs.** Each session has one record. If two versions of it exist, the version with the higher epoch is authoritative
+//!    ([`Record::yields_to`]). A [`claim`](Directory::claim) starts a higher epoch. It specifies the ownership it replaces, and fails if
+//!    the record has changed in the meantime. [`register`](Directory::register) overwrites an older record, such as one in a directory
+//!    restored from a snapshot. It can start a higher epoch too, but only over a record that already belongs to the same owner
 //!    ([`Registration::renewed`]).
 //! 2. **Tombstones.** When a client ends its session, or a session cannot be restored, the session's record is replaced by a tombstone, so
 //!    that no former owner can re-register the session.
 //! 3. **Single keys.** The backend executes each compare-and-set atomically, on a single key, and nothing relies on two keys agreeing with
 //!    each other. When [`register`](Directory::register) replaces another owner's record, it also marks that owner's lease, and the reply
 //!    to the owner's next heartbeat reports the mark.
-//! 4. **Missing records.** A missing record proves little, because the directory may just have restarted empty. Each lookup therefore also
-//!    returns the leases as of the same moment ([`Leases`]), and each lease names the run of the backend in which its instance has written
-//!    all of its sessions. From these leases, [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether the session really
-//!    does not exist.
+//! 4. **Missing records.** A missing record is not conclusive, because the directory may just have restarted empty. Each lookup therefore
+//!    also returns the leases as of the same moment ([`Leases`]), and each lease specifies the run of the backend in which its instance has
+//!    written all of its sessions. From these leases, [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether the session
+//!    really does not exist.
 //! 5. **Leases.** An instance acquires its lease first and only then registers sessions. A lapsed lease is never renewed. Instead, the
 //!    instance records the gap and then acquires a new lease. An instance that finds its own lease therefore knows that nothing has been
 //!    lost since its last lookup.
@@ -57,7 +57,7 @@ pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How long an answer is retained after its call ends.
 ///
-/// Clients that resume do so within minutes, and answers take up more of the directory than anything else.
+/// Clients that resume a call do so within minutes, and answers take up more of the directory than anything else.
 pub(crate) const ANSWER_TTL: Duration = Duration::from_secs(10 * 60);
 
 /// Maximum length of a stored answer.
@@ -77,13 +77,16 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Returns `None` if the session has no record, or only a tombstone.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes an owner's sessions, and returns any records that differ from the intended ones.
+    /// Writes an owner's sessions, and returns the records that did not turn out as intended.
     ///
-    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner holds the session. A session's
-    /// [new epoch](Registration::renewed) is written only over a record that already belongs to the owner. Otherwise, even if there is no
-    /// record, the session is written at the epoch at which the owner holds it. Each written record is retained for [`RECORD_TTL`] from
-    /// now. If it replaces another owner's record and that owner has a lease, the owner's next heartbeat [reports
-    /// it](HeartbeatReply::was_replaced).
+    /// What is written for a session depends on its stored record:
+    ///
+    /// - If the record does not [yield](Record::yields_to) to the epoch at which the owner holds the session, it is left unchanged.
+    /// - If it already belongs to the owner, the session is written at its [new epoch](Registration::renewed), if it has one.
+    /// - Otherwise, even if there is no record, the session is written at the epoch at which the owner holds it.
+    ///
+    /// Each written record is retained for [`RECORD_TTL`] from now. If it replaces another owner's record and that owner has a lease, that
+    /// owner's next heartbeat [reports the replacement](HeartbeatReply::was_replaced).
     async fn register(
         &self,
         owner: Owner,
@@ -92,8 +95,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Replaces one ownership with another if the session's record is still `previous`.
     ///
-    /// An owner claims even its own session before restoring it, so that from then on no claim based on an earlier read of the record can
-    /// succeed.
+    /// An owner claims even its own session before restoring it, so that no claim based on an earlier read of the record can succeed
+    /// afterwards.
     async fn claim(
         &self,
         session: SessionHash,
@@ -103,14 +106,14 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Replaces a session's record with a tombstone, unless another instance's record wins.
     ///
-    /// That record wins if its epoch is the same or higher. The tombstone is retained for [`RECORD_TTL`].
+    /// Another instance's record wins if its epoch is the same as the tombstone's or higher. The tombstone is retained for [`RECORD_TTL`].
     async fn delete(
         &self,
         session: SessionHash,
         tombstone: Tombstone,
     ) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed, but never acquires one.
+    /// Renews the owner's lease if it has not lapsed, but never acquires a new lease.
     ///
     /// A lease written with a higher [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away
     /// is stored even if the instance has no lease.
@@ -193,25 +196,25 @@ pub(crate) struct Leases {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
-    /// The time since its heartbeat was created, or up to [`DIRECTORY_TIMEOUT`] more.
+    /// Time since the lease's last heartbeat was created, or up to [`DIRECTORY_TIMEOUT`] more.
     pub(crate) age: Duration,
     /// The run of the backend in which all of the instance's sessions have been written.
     pub(crate) written_in: Option<BackendRunId>,
     /// Whether the instance has found the directory consistent for [`LEASE_TTL`] in that run.
     ///
-    /// By then, any instance that has not renewed its lease in that run no longer has one.
+    /// By then, any instance that has not renewed its lease in that run no longer has a lease.
     pub(crate) is_settled: bool,
-    /// Whether answers to the instance's calls are late, or may yet turn out to be.
+    /// Whether answers to the instance's calls are late, or may turn out to be late.
     ///
-    /// An answer is late if its call ended a while ago and the answer is still not known to be in the directory. Answers may yet turn out
-    /// to be late while the instance has sessions it must close, because their calls may still be running.
+    /// An answer is late if its call ended a while ago but the answer is still not known to be in the directory. Answers may turn out to be
+    /// late while the instance has sessions it must close, because their calls may still be running.
     pub(crate) has_late_answers: bool,
 }
 
 /// The status that an instance writes along with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// The run of the backend in which all of its sessions have been written.
+    /// The run of the backend in which all of this instance's sessions have been written.
     pub(crate) written_in: Option<BackendRunId>,
     /// See [`Lease::is_settled`].
     pub(crate) is_settled: bool,
@@ -221,10 +224,10 @@ pub(crate) struct Status {
     pub(crate) turned_away: Option<Duration>,
     /// When the instance created the status, or up to [`DIRECTORY_TIMEOUT`] earlier.
     ///
-    /// The lease is renewed as of this time, so that a late heartbeat is not mistaken for a current one. `None` if the instance does not
-    /// know the directory's time.
+    /// The lease is renewed as of this time, so that a late heartbeat is not mistaken for a current heartbeat. `None` if the instance does
+    /// not know the directory's time.
     pub(crate) created_at: Option<DirectoryTime>,
-    /// Increases with each of the instance's statuses. The directory keeps the one with the highest number.
+    /// Increases with each status the instance creates. The directory keeps the status with the highest number.
     pub(crate) number: u64,
 }
 

@@ -10,17 +10,17 @@
 //!
 //! A lease lasts 6 s and is written as `<renewed> <number> <run> <marks> <address>`:
 //!
-//! - `<renewed>` is the time at which its heartbeat was created, in milliseconds on the backend's clock.
+//! - `<renewed>` is the time at which the lease's last heartbeat was created, in milliseconds on the backend's clock.
 //! - `<number>` increases with each of the instance's heartbeats.
 //! - `<run>` is the run of the backend in which the instance has written all of its sessions, or `-` if there is none.
-//! - `<marks>` are `settled` and `late-answers`, separated by a comma, or `-` if neither applies.
+//! - `<marks>` is `settled`, `late-answers`, or both separated by a comma, or `-` if there are no marks.
 //! - `<address>` is the instance's address.
 //!
 //! When another owner replaces one of the instance's records, the word `replaced` is appended to the lease until the instance's next
 //! heartbeat.
 //!
-//! The `turned-away` field is not a lease. It holds the time at which an instance last turned a client away or a lease last lapsed. All
-//! leases share one key, so they are lost together, and each instance notices the loss at its next heartbeat.
+//! The `turned-away` field of `mcp:i` is not a lease. It holds the time at which an instance last turned a client away or a lease last
+//! lapsed. All leases share one key, so they are lost together, and each instance notices the loss at its next heartbeat.
 //!
 //! Each compare-and-set is a script whose decision depends on a single key. The backend's user needs `~mcp:*` and `+hget +hmget +hset +hdel
 //! +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels also `+role`.
@@ -70,7 +70,7 @@ mod source;
 
 /// How long the leases' key is retained after the last heartbeat from any instance.
 ///
-/// Much longer than the TTLs of the other keys, so that a backend evicting the keys closest to expiry evicts this one last.
+/// Much longer than the TTLs of the other keys, so that a backend evicting the keys closest to expiry evicts this key last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A directory in Redis or Valkey. Its two connections are reestablished when they break.
@@ -114,7 +114,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, properties).await {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
-            // Log the error now: heartbeats will retry, but all they see is a timeout.
+            // Log the error now: heartbeats will retry, but all they get is a timeout.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: cannot use the directory yet");
                 Ok(())
@@ -181,7 +181,7 @@ impl RedisDirectory {
     /// Sends a command on the connection for answers. The command may be executed twice.
     ///
     /// That connection may have been idle for a long time, so the backend or the network may have closed it. The second attempt then uses a
-    /// new one.
+    /// new connection.
     async fn query_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let mut connection = self.connections.for_answers().await?;
         match command.query_async(&mut connection).await {
@@ -197,7 +197,7 @@ impl RedisDirectory {
         let result: Result<(), RedisError> = self.query_answers(command).await;
         Ok(result.inspect_err(|error| {
             // Any other refusal, for example because the memory is full, would happen on every connection, so it is no reason to renew the
-            // one used by heartbeats.
+            // connection used by heartbeats.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -261,7 +261,7 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // A restarted backend no longer has the script.
+        // Load the script every time, because a restarted backend no longer has it.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));

@@ -147,7 +147,7 @@ impl Heartbeat {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
-    /// Waits until a session open here either may serve new requests or is closed.
+    /// Waits until a session open here may serve new requests or has been closed.
     pub(crate) async fn wait_until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
@@ -157,8 +157,8 @@ impl Heartbeat {
 
     /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
     ///
-    /// It then writes whatever is still queued, sends a final status and releases the lease. If the directory does not accept these
-    /// requests, the lease expires on its own.
+    /// Once stopped, it writes whatever is still queued, sends a final status and releases the lease. If the directory does not accept
+    /// these requests, the lease expires on its own.
     ///
     /// # Cancel safety
     ///
@@ -184,9 +184,9 @@ impl Heartbeat {
         }
     }
 
-    /// Ends [`run`](Self::run).
+    /// Stops [`run`](Self::run), which then releases the lease.
     ///
-    /// This releases the lease, so that other instances can claim the sessions without delay.
+    /// Other instances can then claim the sessions without delay.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
     }
@@ -222,7 +222,7 @@ impl Heartbeat {
         }
     }
 
-    /// Waits for a turned-away client to report, and at least until `earliest`.
+    /// Waits until there is a turned-away client to report, but at least until `earliest`.
     async fn wait_until_turned_away(&self, earliest: Instant) {
         self.turned_away.wait_until_unreported().await;
         sleep_until(earliest).await;
@@ -253,7 +253,7 @@ impl Heartbeat {
             .is_some_and(|at| reply.time.since(at) > health::MAX_HEARTBEAT_AGE)
         {
             // The directory's clock has stepped, or this machine was suspended. Either way, the lease has been renewed as of too early a
-            // time.
+            // time, so renew it again.
             started = Instant::now();
             reply = self.report(started, &self.status()).await?;
         }
@@ -416,7 +416,7 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances are waiting for this one to report that it has written everything.
+            // Send a heartbeat right away, because other instances are waiting for it to report this.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable_warning.clear() {

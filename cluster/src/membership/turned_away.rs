@@ -1,6 +1,6 @@
 //! Tracks when a client was last turned away, so that its call is not cancelled too early.
 //!
-//! A turned-away client is expected to reconnect, and a call that looks orphaned to its owner may be that client's. Each heartbeat
+//! A turned-away client is expected to reconnect, and a call that looks orphaned to its owner may belong to that client. Each heartbeat
 //! therefore reports how long ago a client was last turned away ([`Status`](crate::directory::Status)), and the directory stores the latest
 //! time reported by any instance, including those no longer running. For a while after that time, owners do not cancel any orphans. The
 //! report does not identify a session, so a single time covers all clients and fits in the heartbeat. Turning a client away brings the next
@@ -9,7 +9,7 @@
 //! A client counts as turned away in any of these cases:
 //!
 //! - The cluster's layer responds with 503 to a request belonging to a session.
-//! - Any layer responds with 408, 429 or 5xx to a resume of a local call.
+//! - Any layer responds with 408, 429 or 5xx to a request that resumes a local call.
 //! - The client is waiting for an owner or an inner service that does not respond, or has stopped waiting without being served.
 //! - This process stalls, the machine is suspended, or the directory's clock steps forward, because clients may have been waiting in the
 //!   meantime.
@@ -34,8 +34,13 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// How long a client may go unserved before it counts as turned away.
 ///
-/// This applies to relayed requests other than POST, to reading the body of one of these requests before a restore, and to resumes waiting
-/// for the inner service or its response. In each of these cases, a call's grace period may expire while its client is waiting.
+/// This applies while:
+///
+/// - a request other than POST is being relayed
+/// - the body of a request other than POST is being read before a restore
+/// - a request that resumes a call is waiting for the inner service or its response
+///
+/// In each of these cases, a call's grace period may expire while its client is waiting.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time before an unserved client counts as turned away.
@@ -105,7 +110,7 @@ impl TurnedAway {
 
     /// Awaits `serving`, and counts the client as waiting once [`SLOW_THRESHOLD`] has passed.
     ///
-    /// From then on, the client is recorded as turned away if `serving` fails or is dropped.
+    /// After that, the client is recorded as turned away if `serving` fails or is dropped.
     pub(crate) async fn record_if_slow<T, E>(
         self: &Arc<Self>,
         serving: impl Future<Output = Result<T, E>>,

@@ -27,13 +27,13 @@ struct BodyStalled;
 /// A body that fails with [`BodyStalled`] if it pauses for too long while it is being read.
 struct IdleTimeoutBody {
     body: Body,
-    /// The time left for the next frame, or `None` if the reader is not waiting for one.
+    /// The time left for the next frame, or `None` if the reader is not waiting for a frame.
     ///
     /// A body that is not being read cannot stall.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// Makes a body fail if no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is being read.
+/// Wraps a body so that reading it fails if no data arrives for [`BODY_IDLE_TIMEOUT`].
 pub(crate) fn with_idle_timeout(body: Body) -> Body {
     if body.is_end_stream() {
         return body;

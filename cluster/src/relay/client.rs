@@ -1,6 +1,6 @@
 //! Relays a request to its session's owner, on a new connection.
 //!
-//! 1. The response owns the connection, so dropping the response closes it. This is how the owner sees that the client has disconnected.
+//! 1. The response owns the connection, so dropping the response closes it. This is how the owner notices that the client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead, so that backpressure from a slow client reaches the owner.
 //! 3. Each connection carries one request, and a POST's body is sent only when the peer requests it. That way no call starts twice, and a
 //!    call whose body has not been requested has not started.
@@ -72,7 +72,7 @@ const MAX_ADDED: usize = 8;
 
 /// Fields that apply to a single connection, in addition to those listed in `Connection`.
 ///
-/// `Expect` is one of them because the relay handles it itself.
+/// `Expect` is included because the relay handles it itself.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -195,8 +195,9 @@ impl Relay {
             replayable.restore_body(body);
         }
         Err(match failure {
+            // The peer never requested the body, so the call cannot have started.
             Failure::Broken if is_unsent => Failure::Unreachable,
-            // A POST without a body may have started as well.
+            // A POST without a body may have started too.
             Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
             failure => failure,
         })
@@ -216,7 +217,7 @@ impl Relay {
         }
     }
 
-    /// Sends a request and returns the owner's response, or the reason there is none.
+    /// Sends a request and returns the owner's response, or the reason there is no response.
     async fn await_response(
         &self,
         stream: Stream,
@@ -228,6 +229,7 @@ impl Relay {
         let mut exchange = pin!(exchange(stream, request, disconnect));
         let mut response = match timeout(HEAD_TIMEOUT, &mut exchange).await {
             Ok(response) => response?,
+            // The call may have started, and calls have no time limit.
             Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => exchange.await?,
             Err(_) => return Err(Failure::Silent),
         };
@@ -263,7 +265,7 @@ impl Relay {
         let headers = request.headers_mut();
         headers.clone_from(&head.headers);
         remove_hop_by_hop(headers);
-        // hyper announces the length of the body actually sent, whatever the client's field contains.
+        // hyper announces the length of the body actually sent, whatever length the client's field specified.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         // An HTTP/2 request carries the host in its URI. Copy it, because the application on the peer checks the host just as it would
@@ -390,7 +392,7 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the known hop-by-hop fields, as well as those listed in `Connection`.
+/// Removes the known hop-by-hop fields and any fields listed in `Connection`.
 ///
 /// Fields meant for all recipients are retained, because `Connection` must not list them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {

@@ -19,10 +19,11 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 
-/// Whether the peer has requested the body. Clones share the state.
+/// Tracks whether the peer has requested the body. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct ContinueSignal(Arc<Deferred>);
 
+/// The state shared by a [`ContinueSignal`] and its [`ContinueBody`].
 struct Deferred {
     is_signalled: AtomicBool,
     waker: AtomicWaker,
@@ -30,7 +31,7 @@ struct Deferred {
     body: Mutex<Option<Body>>,
 }
 
-/// The body passed to the connection, which yields the deferred one once it is requested.
+/// The body passed to the connection. It yields the deferred body once the peer requests it.
 struct ContinueBody {
     signal: ContinueSignal,
     /// The deferred body's length, if known.
@@ -41,7 +42,7 @@ struct ContinueBody {
 // === impl ContinueSignal ===
 
 impl ContinueSignal {
-    /// Defers a body. Returns the signal, and the body to send.
+    /// Defers a body, and returns the signal and the body to send.
     pub(crate) fn defer(body: Body) -> (Self, Body) {
         let length = body.size_hint().exact();
         let signal = Self(Arc::new(Deferred {
@@ -95,6 +96,7 @@ impl http_body::Body for ContinueBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         if this.body.is_none() {
+            // Register the waker before checking, so that a signal in between is not missed.
             this.signal.0.waker.register(cx.waker());
             if !this.signal.is_signalled() {
                 return Poll::Pending;

@@ -7,13 +7,13 @@ pub(crate) enum Failure {
     ///
     /// The owner may still be alive, behind a firewall that rejects connections.
     Refused,
-    /// The owner answered that it has relinquished the session.
+    /// The owner answered that it had relinquished the session.
     Moved,
     /// Another instance, which does not have the session, answered at the owner's address.
     Misdirected,
     /// No peer answered, so no call can have started.
     ///
-    /// The address is not admitted, no peer answered there, or the connection ended before a call's body was requested.
+    /// The address was not admitted, no peer answered there, or the connection ended before a call's body was requested.
     Unreachable,
     /// No response head arrived in time, and no call can have started.
     Silent,

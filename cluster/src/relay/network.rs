@@ -1,6 +1,6 @@
 //! The network between instances: TCP, or a simulated one in this crate's tests.
 //!
-//! Outside of tests, [`Network`] and [`Stream`] each have a single variant, so they don't even cost a branch.
+//! Outside of tests, [`Network`] and [`Stream`] each have a single variant, so matching on them does not even cost a branch.
 
 use std::{
     io,
@@ -62,7 +62,8 @@ impl Network {
 /// Returns socket options for detecting an owner that has sent nothing new for 30 s.
 ///
 /// If nothing from this instance reaches the owner, the owner takes 90 s to detect that. In this kind of one-way partition, this instance's
-/// clients therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not delay this.
+/// clients therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not delay the
+/// detection.
 fn dead_owner_options() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
@@ -75,7 +76,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     if stream.local_addr().is_ok_and(|local| local == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    // Nagle's algorithm would hold back a small write for up to 40 ms, until the previous one is acknowledged.
+    // Nagle's algorithm would hold back a small write for up to 40 ms, until the previous write is acknowledged.
     let _ = stream.set_nodelay(true);
     // Options unknown to the kernel are skipped.
     let _ = dead_owner_options().apply(&stream);

@@ -1,7 +1,7 @@
 //! A request that can be resent until an instance accepts it.
 //!
 //! 1. The body is not read until the request is about to be sent, classified, or used to restore its session.
-//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer one is sent once, frame by frame.
+//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be resent unchanged. A longer body is sent once, frame by frame.
 //! 3. Until it has been sent, a request is intact, no matter how long it is.
 //! 4. If a body stalls, reading it fails ([`with_idle_timeout`]), even while it is being sent.
 
@@ -29,6 +29,7 @@ pub(crate) struct ReplayableRequest {
     body: ReplayableBody,
 }
 
+/// A request's body, and how much of it has been read or sent.
 #[derive(Debug)]
 enum ReplayableBody {
     Unread(Body),
@@ -128,6 +129,7 @@ impl ReplayableBody {
             let Ok(data) = frame.map_err(|error| refusal_for(&error))?.into_data() else {
                 continue;
             };
+            // Don't copy a body that arrives in a single frame.
             if first.is_empty() {
                 first = data;
             } else {
@@ -162,7 +164,7 @@ fn refusal_for(error: &axum::Error) -> Refusal {
     }
 }
 
-/// Returns `true` if a body's announced length is too long for it to be buffered.
+/// Returns `true` if a body's announced length is too long for the body to be buffered.
 fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }

@@ -1,8 +1,8 @@
 //! The peer listener, which serves requests relayed by other instances or responds with 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
-//! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads it. If the peer
-//!    reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
+//! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads the request. If
+//!    the peer reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
 //! 3. During a shutdown, the listener stays open while calls finish and sessions are transferred. Once it closes, established connections
 //!    are still served, and have 5 s to complete. Each connection carries one request.
 
@@ -31,7 +31,7 @@ use crate::{
     shutdown::{CONNECTION_END_TIMEOUT, ShutdownStage},
 };
 
-/// Timeout for a request head.
+/// Timeout for receiving a request head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of header fields in a request or response head.
@@ -207,7 +207,7 @@ async fn serve_request(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
-        // This `Peer` still watches the peer's connection, which ends when the client's does.
+        // This `Peer` still watches the peer's connection, which ends when the client's connection does.
         if let Some(peer) = extensions.remove::<Peer>() {
             let peer = peer.with_addr(client);
             extensions.insert(peer.clone());
@@ -216,7 +216,7 @@ async fn serve_request(
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
     let response = app.call(request.map(Body::new));
-    // `app` may hold a concurrency permit.
+    // `app` may hold a concurrency permit, so don't hold on to it while waiting for the response.
     drop(app);
     response.await
 }

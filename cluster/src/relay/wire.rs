@@ -4,8 +4,8 @@
 //!
 //! 1. The layer strips the fields from every client request before any other code reads it, and the relay strips them from every response.
 //! 2. A peer's request is marked by an extension, which nothing sent over a connection can forge.
-//! 3. A response without an `mcp-cluster` field is not accepted as a peer's, no matter what its status is. The address may have been
-//!    reassigned, or the peer may have rejected the secret with an unmarked 403.
+//! 3. A response without an `mcp-cluster` field is not accepted as a response from a peer, no matter what its status is. The address may
+//!    have been reassigned, or the peer may have rejected the secret with an unmarked 403.
 
 use std::{fmt, net::SocketAddr};
 
@@ -24,7 +24,7 @@ static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
 /// Precedes the incarnation in a response from an instance that does not have the session.
 ///
-/// A 421 on its own could be the application's.
+/// A 421 on its own could have been sent by the application.
 const MOVED: &str = "moved ";
 
 /// The value to send if no secret is set, which distinguishes relayed requests from others.
@@ -34,7 +34,7 @@ const NO_SECRET: &str = "relay";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// The shared bearer secret, and another accepted while the secret is being rotated.
+/// The shared bearer secret, and another secret accepted during rotation.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sent: HeaderValue,
@@ -82,7 +82,7 @@ impl Secret {
         })
     }
 
-    /// Accepts another secret as well.
+    /// Accepts another secret too.
     pub(crate) fn also_accept(self, other: &str) -> Result<Self, InvalidSecret> {
         let also_accepted = Some(field_value(other)?);
         Ok(Self {

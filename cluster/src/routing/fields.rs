@@ -1,6 +1,6 @@
 //! The header fields that decide where a request is routed.
 //!
-//! They are read in a single pass, which is cheaper than looking each one up.
+//! They are read in a single pass, which is cheaper than looking up each field.
 
 use http::{HeaderMap, HeaderName};
 
@@ -15,7 +15,7 @@ const SESSION_ID_SUFFIX: &str = "session-id";
 /// The fields that decide where a request is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The session id, if readable and non-empty. If the field is repeated, only the first one is used, as in rmcp.
+    /// The session id, if readable and non-empty. If the field is repeated, only the first occurrence is used, as in rmcp.
     pub(crate) session: Option<&'a str>,
     /// Whether there are fields that only peers may set.
     pub(crate) has_internal: bool,

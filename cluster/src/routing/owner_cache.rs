@@ -1,10 +1,10 @@
-//! Finds the owners of remote sessions, looking up those that are not cached.
+//! Finds the owners of remote sessions, looking up any that are not cached.
 //!
 //! 1. The cache is bounded. Unowned sessions are cached separately, so that made-up ids cannot evict owners.
 //! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] lookups run at a time, and none takes longer than
 //!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
-//! 3. This instance's own sessions are not cached. While they are local, they need no lookup, and once they no longer are, they may already
-//!    have another owner.
+//! 3. This instance's own sessions are not cached. While they are local, they need no lookup, and once they are no longer local, another
+//!    instance may already own them.
 //! 4. A lookup is dropped once no request is waiting for it. Its result is cached only if the session's entry has not been updated or
 //!    invalidated in the meantime.
 
@@ -251,6 +251,7 @@ impl CacheState {
 impl PendingLookup {
     async fn look_up(self) -> Result<SessionSnapshot, Arc<DirectoryError>> {
         let snapshot = self.cache.query(self.session).await;
+        // Cache the result only if this lookup is still registered. Updating or invalidating the session's entry unregisters it.
         if let Ok(snapshot) = &snapshot {
             let mut state = self.cache.state();
             if state
@@ -272,6 +273,7 @@ impl PendingLookup {
 impl Drop for PendingLookup {
     fn drop(&mut self) {
         let mut state = self.cache.state();
+        // A newer lookup may have been registered in the meantime.
         if let Entry::Occupied(lookup) = state.lookups.entry(self.session)
             && lookup.get().0 == self.number
         {

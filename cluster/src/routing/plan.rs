@@ -3,8 +3,8 @@
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
 //! 2. A peer's request is either served here or answered with 421. It is never relayed any further, so there is only one hop.
 //! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
-//!    responded that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
-//!    relays the request to the winner, which may be shutting down as well, so there can be up to [`MAX_CLAIMS`] claims.
+//!    responded that it relinquished the session. A refused, reset or silent connection is not conclusive. An instance that loses a claim
+//!    relays the request to the winner, which may be shutting down too, so there can be up to [`MAX_CLAIMS`] claims.
 //! 4. This instance responds "no such session" only if the directory has been consistent for long enough to prove it. Otherwise, the client
 //!    is asked to retry.
 //! 5. An instance shutting down does not reclaim a session it has relinquished. Instead, it waits for another instance to claim the
@@ -89,7 +89,7 @@ pub(crate) enum Known {
 pub(crate) enum LeaseState {
     Alive,
     Expired,
-    /// The directory did not answer, or its contents prove nothing.
+    /// The directory did not answer, or its contents are not conclusive.
     NoAnswer,
 }
 

@@ -16,9 +16,9 @@ task_local! {
     static IS_RESUMED: Cell<bool>;
 }
 
-/// Serves a resume. The `bool` indicates whether the session manager resumed the session.
+/// Serves a request that resumes a lost call. The `bool` indicates whether the session manager resumed the session.
 ///
-/// If it did, the application accepted the resume.
+/// If it did, the application accepted the request.
 pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
     let serving = async { (response.await, IS_RESUMED.with(Cell::get)) };
     IS_RESUMED.scope(Cell::new(false), serving).await
@@ -26,11 +26,13 @@ pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, 
 
 /// Called when the session manager resumes a session.
 pub(crate) fn on_resumed() {
-    // The value exists only during the resume of a lost call.
+    // The value is set only while a request to resume a lost call is being served.
     let _ = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume from one of `call`'s events, in the given `generation` of its session.
+/// Serves a request that resumes from one of `call`'s events.
+///
+/// `generation` is the event's generation of the session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,
@@ -39,9 +41,9 @@ pub(crate) async fn with_resumed_call<F: Future>(
     RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume being served by this task.
+/// Returns the generation and the call that this task is resuming, if any.
 ///
-/// Returns `None` if this task is not serving a resume from an event in the session's current generation.
+/// Returns `None` unless this task is serving a request that resumes from an event in the session's current generation.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }

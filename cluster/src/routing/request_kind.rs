@@ -18,9 +18,10 @@ pub(crate) enum RequestKind {
     Stream,
     /// Anything else: a request that starts nothing, or that cannot be treated as a call.
     ///
-    /// The requests that start nothing are notifications, pings, DELETE, responses to the server's own requests, and resumes of a call's
-    /// stream or after an unknown event id. Calls too long to be resent, and bodies that are not JSON-RPC messages, cannot be treated as
-    /// calls.
+    /// Notifications, pings, DELETE requests and responses to the server's own requests start nothing. Neither do requests that resume a
+    /// call's stream, or that resume after an unknown event id.
+    ///
+    /// Calls too long to be resent, and bodies that are not JSON-RPC messages, cannot be treated as calls.
     Other,
 }
 

@@ -1,11 +1,11 @@
-//! Handles resumes of calls running here and of calls that ended with an earlier incarnation.
+//! Handles requests to resume calls running here or ended with an earlier incarnation.
 //!
 //! 1. An event id from the session's current generation is passed on in the form the session manager assigned.
 //! 2. An event id from any other generation is not passed on. The event is from another incarnation, or from before the session was
 //!    restored here, and the session manager could mistake its id for the id of another call's event. If the event belongs to a call, the
-//!    client gets the stored answer, or an error because the server is no longer running, and then the stream ends. Either is sent only if
-//!    the application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
-//!    stream.
+//!    client gets the stored answer, or an error because the server is no longer running, and then the stream ends. The answer or error is
+//!    sent only if the application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the
+//!    client gets a new stream.
 //! 3. An event id we did not create is passed on unchanged.
 
 use axum::body::Body;
@@ -37,7 +37,7 @@ pub(crate) struct LostCall {
     pub(crate) session: SessionHash,
     pub(crate) incarnation: Incarnation,
     pub(crate) number: CallNumber,
-    /// The call's request id, as JSON text. Without it, no error can be addressed to the call.
+    /// The call's request id, as JSON text. Without the id, no error can be addressed to the call.
     request: Option<String>,
     /// The event id as the client sent it.
     event_id: HeaderValue,
@@ -103,7 +103,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is an event stream, as it is for an accepted resume.
+/// Returns `true` if a response is an event stream, which means the resume was accepted.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()

@@ -1,4 +1,4 @@
-//! Routing results.
+//! The results of routing requests.
 
 use axum::body::Body;
 use http::{Request, Response};

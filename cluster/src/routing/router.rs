@@ -104,8 +104,8 @@ impl Router {
 
     /// Returns a session's local presence, or `None` if a peer must claim the session.
     ///
-    /// A session is present while it is open or being restored here. Once its client has ended it, it stays present until the directory has
-    /// its tombstone.
+    /// A session is present while it is open or being restored here. After its client has ended it, the session stays present until its
+    /// tombstone is in the directory.
     fn presence(&self, id: &str) -> Option<Presence> {
         // Check the restore first: if it completes right after this check, the session is found open below.
         let restore = self.join_restore(id);
@@ -176,7 +176,7 @@ impl Router {
         self.reject(Refusal::OwnerUnknown)
     }
 
-    /// Abandons a session if too many attempts to restore it have failed. Returns `true` if it did.
+    /// Abandons a session after too many failed attempts to restore it. Returns `true` if it did.
     pub(crate) fn abandon_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable_epoch(session);
@@ -372,7 +372,7 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a snapshot without an owner proves that there is none.
+    /// Returns `true` if a snapshot without an owner proves that the session has none.
     pub(crate) fn proves_absence(&self, snapshot: &SessionSnapshot) -> bool {
         matches!(snapshot.record, Some(Record::Deleted(_)))
             || self.heartbeat.proves_absence(&snapshot.leases)

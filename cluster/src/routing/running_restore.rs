@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A running restore. It ends when this is dropped, even if the client has disconnected or the handler panics.
+/// A running restore. Dropping this ends it, even if the client has disconnected or the handler panics.
 pub(crate) struct RunningRestore {
     router: Arc<Router>,
     id: String,
@@ -39,7 +39,7 @@ pub(crate) struct RunningRestore {
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends the restore if it has not loaded any parameters by then.
+    /// When this expires, the restore ends if it has not loaded any parameters.
     ///
     /// In that case, an inner layer has responded instead of rmcp.
     timeout: Pin<Box<Sleep>>,

@@ -190,7 +190,7 @@ async fn restore_and_serve<S: Inner>(
 ) -> Result<Restored, S::Error> {
     let session = session_id(&request);
     let is_call = request.method() == Method::POST;
-    // Read the body before taking a turn, so that other requests do not have to wait if it stalls.
+    // Read the body before taking a turn, so that other requests do not have to wait if the body stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {
@@ -206,10 +206,11 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request is restoring the session stops reading, nothing drives that restore any more.
+    // If the client whose request is restoring the session stops reading, nothing drives that restore any more, so limit the wait.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
+    // Give up the turn if another request has already restored the session.
     let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session
@@ -256,7 +257,7 @@ async fn restore_and_serve<S: Inner>(
     };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of an earlier, abandoned attempt.
+        // rmcp may have reused the result of an earlier, abandoned attempt.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
             router
                 .sessions
@@ -269,7 +270,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response.await))
 }
 
-/// Substitutes [`Router::restore_failure`] if rmcp could not restore the session.
+/// Returns [`Router::restore_failure`] instead if rmcp could not restore the session.
 ///
 /// This happens, for example, if the directory does not answer.
 async fn replace_failed_restore(
@@ -324,7 +325,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The call's grace period may run out before the resume reaches it.
+            // The call's grace period may run out before this request reaches the call.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await

@@ -51,7 +51,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 pub(crate) struct Page {
     calls: Calls,
-    /// The key for the page's mark. Each process has a different one.
+    /// The key for the page's mark. Each process has a different key.
     key: Arc<RandomState>,
 }
 
@@ -109,7 +109,9 @@ async fn list(State(page): State<Page>) -> Json<Listing> {
     })
 }
 
-/// Redirects to the page, so that reloading it does not submit the form again.
+/// Cancels a call and redirects to the page.
+///
+/// Because of the redirect, reloading the page does not submit the form again.
 async fn cancel(
     _: SameOrigin,
     State(page): State<Page>,

@@ -14,10 +14,10 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// A request sent by one of this server's own pages.
 ///
 /// Other sites can make a browser send forms here, along with its cookies, but they cannot forge the headers in which
-/// the browser states a request's origin.
+/// the browser specifies a request's origin.
 ///
-/// `Origin` must name the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of the two must be
-/// present, and neither may be repeated. A proxy in front must not change `Host`.
+/// `Origin` must contain the request's host, and `Sec-Fetch-Site` must be `same-origin`. At least one of these headers
+/// must be present, and neither header may be repeated. A reverse proxy must not change `Host`.
 pub(super) struct SameOrigin;
 
 /// Rejects any request whose host is neither `localhost` nor a loopback address.
@@ -64,7 +64,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
         let authority = origin
             .strip_prefix("http://")
             .or_else(|| origin.strip_prefix("https://"));
-        // Compare them parsed, because host names are case-insensitive.
+        // Compare the parsed authorities, because host names are case-insensitive.
         authority.and_then(|authority| authority.parse().ok()) == Some(host)
     });
     let site_is_same = site.map(|site| site == "same-origin");
@@ -82,7 +82,9 @@ fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority>
     }
 }
 
-/// Returns a header's value, or `None` if the header is repeated or its value is not text.
+/// Returns a header's value, or `Some(None)` if the header is absent.
+///
+/// Returns `None` if the header is repeated or its value is not text.
 fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -11,7 +11,7 @@ const MAX_NAME_LENGTH: usize = 120;
 
 /// A call, with all times in milliseconds, and `null` for absent values.
 ///
-/// The field names and hashes are the same as in the layer's log, so that the two can be joined.
+/// The field names and hashes are the same as in the layer's log, so that rows and log lines can be joined.
 #[derive(Serialize)]
 pub(super) struct Row {
     #[serde(rename = "call")]

@@ -10,6 +10,7 @@ use crate::ids::{Incarnation, Record, SessionHash};
 /// A directory's data at one moment.
 pub(crate) struct Snapshot(State);
 
+/// The kind of data to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Session,
@@ -32,7 +33,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Removes the key that `pick` selects and returns its description, or `None` if none exists.
+    /// Evicts the key that `pick` selects and describes it, or returns `None` if there is no key.
     pub(crate) fn evict_any(&self, kind: Kind, pick: u64) -> Option<String> {
         let mut state = self.state();
         match kind {
@@ -49,7 +50,7 @@ impl MemoryDirectory {
                 let mut keys: Vec<_> = answers.keys().copied().collect();
                 keys.sort_by_key(|key| format!("{key:?}"));
                 let key = *keys.get(pick as usize % keys.len().max(1))?;
-                // This makes the answer expire at once.
+                // Let the answer expire rather than remove it, because its key is still in `write_order`.
                 answers.get_mut(&key)?.1 = Instant::now();
                 Some(format!("answer {} of {}", key.2, key.0))
             }
@@ -80,7 +81,7 @@ impl MemoryDirectory {
         valid.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the backend's clock forward, as `ntpd` does. To an instance that has been suspended, it looks the same.
+    /// Steps the backend's clock forward, as `ntpd` does. This is also what an instance observes after it has been suspended.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let earlier = |at: Instant| at.checked_sub(step).unwrap();
@@ -91,7 +92,7 @@ impl MemoryDirectory {
         }
     }
 
-    /// Sets the backend's clock back, so that the times it has already written are in the future.
+    /// Sets the backend's clock back, so that the times already stored are in the future.
     pub(crate) fn set_clock_back(&self, step: Duration) {
         let mut state = self.state();
         state.started_at += step;
@@ -101,13 +102,13 @@ impl MemoryDirectory {
         }
     }
 
-    /// Removes a session's record, as a backend that is out of memory does.
+    /// Removes a session's record, like a backend that has run out of memory.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);
     }
 }
 
-/// Removes the key that `pick` selects, regardless of the map's iteration order.
+/// Removes the key that `pick` selects, which does not depend on the map's iteration order.
 fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> Option<K> {
     let mut keys: Vec<K> = map.keys().copied().collect();
     keys.sort_by_key(|key| format!("{key:?}"));

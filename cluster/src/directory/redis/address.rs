@@ -24,7 +24,7 @@ pub(crate) struct RedisAddress {
     pub(crate) url: String,
     /// The Sentinels' URLs. If there are any, the host of `url` is the primary's name.
     pub(crate) sentinels: Vec<String>,
-    /// The only certificate authorities to trust, as PEM. If `None`, the system's are trusted.
+    /// The only certificate authorities to trust, as PEM. If `None`, the system's authorities are trusted.
     #[cfg(feature = "tls")]
     pub(crate) root_certificate: Option<Vec<u8>>,
 }
@@ -43,8 +43,11 @@ impl RedisAddress {
     ///
     /// # Errors
     ///
-    /// Returns an error if a URL cannot be parsed, disables certificate verification, or needs a disabled feature. Also returns an error if
-    /// there are Sentinels but `url` does not name the primary, or if the root certificate cannot be used.
+    /// Returns an error if:
+    ///
+    /// - a URL cannot be parsed, disables certificate verification, or needs a disabled feature
+    /// - there are Sentinels but `url` does not contain the primary's name
+    /// - the root certificate cannot be used
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.parse(&self.url)?;
         self.check_trust(&primary)?;
@@ -193,7 +196,7 @@ fn install_default_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // This fails harmlessly if another thread has installed one in the meantime.
+        // This fails harmlessly if another thread has installed a provider in the meantime.
         let _ = ring::default_provider().install_default();
     }
 }

@@ -30,7 +30,7 @@ const MAX_RETRIES: usize = 6;
 
 /// How often a Sentinel is asked for the primary.
 ///
-/// After an orderly failover the old primary keeps answering for up to 10 s, but on the new one the lease lapses after 6 s.
+/// After an orderly failover the old primary keeps answering for up to 10 s, but on the new primary the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Two connections to the backend: one for answers to calls, and one for everything else.
@@ -42,20 +42,23 @@ pub(super) struct Connections {
     watch_task: Option<JoinHandle<()>>,
 }
 
+/// The part of [`Connections`] that the watch task shares.
 struct SharedConnections {
     source: Source,
     current: Mutex<Current>,
 }
 
+/// The current connections, which may still be being established.
 struct Current {
     connecting: Connecting,
     /// Whether a heartbeat has been started on these connections and none has been answered since.
     is_unanswered: bool,
 }
 
-/// Resolves to the connections once they are established. All commands share it.
+/// Resolves to the connections once they are established. All commands share this future.
 type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
+/// The two connections, with the client that opened them.
 #[derive(Clone)]
 struct Pair {
     client: Client,
@@ -150,13 +153,13 @@ impl SharedConnections {
             let Ok(false) = sentinels.is_primary(&pair.client).await else {
                 continue;
             };
-            // One Sentinel may be lagging behind the others.
+            // That Sentinel may be lagging behind the others, so ask again for the primary.
             let Ok(primary) = self.source.client().await else {
                 continue;
             };
             if primary.get_connection_info().addr() != pair.client.get_connection_info().addr() {
                 self.renew();
-                // Connect now, so that the next heartbeat already uses the new connections. If this fails, the heartbeat reports it.
+                // Connect now, so that the next heartbeat already uses the new connections. If this fails, the heartbeat reports the error.
                 let _ = self.pair().await;
             }
         }

@@ -30,9 +30,7 @@ pub(super) struct Inspection {
 pub(super) struct BackendProperties {
     run: BackendRunId,
     is_cluster: bool,
-    /// The policy by which the backend evicts keys when its memory is full.
-    ///
-    /// `None` if it evicts none.
+    /// How the backend evicts keys when its memory is full, or `None` if it never evicts any.
     eviction: Option<String>,
     /// Whether the backend refuses writes without its replicas (`min-replicas-to-write`).
     needs_replicas: bool,

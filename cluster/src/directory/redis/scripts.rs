@@ -7,12 +7,13 @@ use redis::Script;
 /// Writes a session's record, and returns the record stored afterwards.
 ///
 /// The stored record is replaced only if it yields to the epoch at which the writer holds the session (`Record::yields_to`). If the stored
-/// record already belongs to the writer, the session is written at its new epoch, and otherwise at the epoch held. A value that cannot be
-/// parsed as a record is left unchanged and returned, and if the key is not a hash, the result is an empty string. When another owner's
-/// record is replaced, that owner's lease is marked as replaced.
+/// record already belongs to the writer, the session is written at its new epoch; otherwise it is written at the epoch held. When another
+/// owner's record is replaced, that owner's lease is marked as replaced.
 ///
-/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, the owner
-/// and a space.
+/// A value that cannot be parsed as a record is left unchanged and returned. If the key is not a hash, the result is an empty string.
+///
+/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, owner
+/// followed by a space.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
@@ -37,7 +38,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
 ";
 
-/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the one stored.
+/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still stored.
 ///
 /// Returns the record stored afterwards, if any.
 ///
@@ -54,9 +55,9 @@ return stored
 
 /// Replaces a record with a tombstone, unless another instance's record wins.
 ///
-/// That record wins if its epoch is the same or higher. The tombstone gets the higher of the two epochs, and is written even if there is no
-/// record. A value that cannot be parsed as a record is left unchanged. The session's parameters are removed as well. Returns 1 if the
-/// tombstone was written, and 0 otherwise.
+/// Another instance's record wins if its epoch is the same as the given epoch or higher. The tombstone gets the higher of the two epochs,
+/// and is written even if there is no record. A value that cannot be parsed as a record is left unchanged. The session's parameters are
+/// removed too. Returns 1 if the tombstone was written, and 0 otherwise.
 ///
 /// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
@@ -74,14 +75,14 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or acquires one if asked to.
+/// Renews a lease, or acquires one if the mode is `acquire`.
 ///
-/// Returns whether the lease was still valid, whether one of its instance's records has been replaced, and the backend's time.
+/// Returns whether the lease was still valid, whether one of the instance's records has been replaced, and the backend's time.
 ///
 /// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. If the stored heartbeat
-/// number is higher, the lease is left unchanged. Lapsed leases and those too far ahead of the clock are removed. The script also records
-/// when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set back, that
-/// stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
+/// number is higher, the lease is left unchanged. Lapsed leases and leases too far ahead of the clock are removed. The script also records
+/// when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set back, the
+/// stored time may be ahead of the clock by more than the allowed skew. It is then reset to the current time.
 ///
 /// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, creation
 /// time, number.

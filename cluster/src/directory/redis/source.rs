@@ -15,7 +15,7 @@ use crate::directory::DIRECTORY_TIMEOUT;
 /// This allows for the four round trips of a TLS connection at 200 ms each.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The source of connections.
+/// A fixed address, or Sentinels that report the current primary's address.
 #[derive(Clone)]
 pub(super) enum Source {
     Fixed(Box<Client>),
@@ -62,7 +62,8 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// Returns an error if no Sentinel can be reached, or if the one asked does not answer, does not know the name, or reports no address.
+    /// Returns an error if no Sentinel can be reached, or if the Sentinel asked does not answer, does not know the name, or reports no
+    /// address.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
         let mut last_sentinel = self.last_sentinel.lock().await;
         let mut connection = match last_sentinel.take() {

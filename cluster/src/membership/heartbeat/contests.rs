@@ -1,7 +1,7 @@
 //! Resolves contested sessions.
 //!
-//! A session is *contested* if its record in the directory has a higher epoch and names another owner. It serves nothing new until the
-//! contest is resolved: it is relinquished if the other owner has a lease, and reclaimed if that owner provably has none.
+//! A session is *contested* if its record in the directory has a higher epoch and a different owner. The session serves nothing new until
+//! the contest is resolved: it is relinquished if the other owner has a lease, and reclaimed if that owner provably has no lease.
 
 use std::convert::Infallible;
 
@@ -31,7 +31,7 @@ impl Heartbeat {
 
     /// Relinquishes contested sessions whose other owner has a lease, and reclaims the rest.
     ///
-    /// The rest are reclaimed only if their other owners provably have no lease. If the directory does not answer, this does nothing.
+    /// A session is reclaimed only if its other owner provably has no lease. If the directory does not answer, this does nothing.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {

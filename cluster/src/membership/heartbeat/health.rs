@@ -4,13 +4,13 @@
 //!    stops being consistent when a heartbeat fails, finds the backend in another run, or finds no lease.
 //! 2. After each of these events, everything must be rewritten before the directory is considered consistent. Further failed heartbeats do
 //!    not restart the writes, so the writes complete even if the backend answers only every other request.
-//! 3. If the lease has been lost, it is reacquired, and each session is then written at a new epoch. Another instance that saw no lease but
-//!    claims a session only after that write loses its claim. As long as a later claim by another instance may have been lost, new epochs
-//!    have to wait. In the meantime no instance can prove anything, so none claims a session.
-//! 4. If heartbeats stop altogether, the directory stops being consistent as well, because an answered heartbeat counts only for the
-//!    lifetime of the lease it renewed.
+//! 3. If the lease has been lost, it is reacquired, and each session is then written at a new epoch. If another instance saw no lease but
+//!    claims a session only after that write, the claim fails. As long as a later claim by another instance may have been lost, new epochs
+//!    have to wait. In the meantime, no instance can prove what it needs to claim a session, so none are claimed.
+//! 4. If heartbeats stop altogether, the directory stops being consistent too, because an answered heartbeat counts only for the lifetime
+//!    of the lease it renewed.
 //! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
-//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). Unless the lease is required, however, sessions are
+//!    unanswered, each session is verified before it serves new requests ([`Lapse`]). Unless the lease is required, however, sessions are
 //!    served regardless as long as heartbeats are being sent, even if these fail, because availability takes precedence.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// Maximum time between the starts of two heartbeats, unless the process has stalled.
 ///
-/// This is the heartbeat interval plus two timeouts.
+/// This is the heartbeat interval plus two directory timeouts.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// Maximum age of a heartbeat when the directory executes it, by the directory's clock.
@@ -50,7 +50,7 @@ pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOU
 
 /// How long the directory must be consistent to rule out unrecorded sessions.
 ///
-/// This is the lifetime of a lease: by then, every instance that had one has either renewed it or lost it.
+/// This is the lifetime of a lease: by then, every instance that had a lease has either renewed or lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
 
 /// The state of the directory, as seen by heartbeats.
@@ -63,7 +63,7 @@ pub(super) struct DirectoryHealth {
     last_heartbeat: Option<Instant>,
     /// A local time, with the directory's time at that moment.
     ///
-    /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
+    /// The directory's time may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
     /// Whether a heartbeat has found no lease and a new lease has yet to be confirmed.
     has_no_lease: bool,
@@ -83,6 +83,7 @@ pub(super) struct DirectoryHealth {
     requires_lease: bool,
 }
 
+/// What the last heartbeat, and the writes since, indicate about the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The last heartbeat failed, was late, or found no lease, or there has not been one yet.
@@ -240,6 +241,7 @@ impl DirectoryHealth {
             };
             self.lapse = self.lapse.filter(was_known);
         } else if let Some(Lapse { by_stall: true, .. }) = self.lapse {
+            // Other instances may have seen this instance without a lease.
             self.require_epoch_renewal();
         } else if !is_in_time && self.last_heartbeat.is_some() {
             self.lapse = self.lapse.or(Some(Lapse::by_failures(started)));
@@ -309,7 +311,7 @@ impl DirectoryHealth {
 
     /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
     ///
-    /// By then, any instance that has not renewed its lease no longer has one.
+    /// By then, any instance that has not renewed its lease no longer has a lease.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)

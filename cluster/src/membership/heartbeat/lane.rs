@@ -1,4 +1,4 @@
-//! Concurrent writes of one kind to the directory.
+//! A lane: a limited number of concurrent directory writes.
 
 use std::{future::pending, time::Duration};
 
@@ -41,7 +41,7 @@ impl<F: Future<Output = bool>> Lane<F> {
 
     /// Waits until there may be room again, because a write or the pause has ended.
     ///
-    /// Never completes if neither is pending.
+    /// Never completes if no write is in flight and the lane is not paused.
     pub(super) async fn next_change(&mut self) {
         let now = Instant::now();
         let resumes_at = self.resumes_at.filter(|at| now < *at);

@@ -1,4 +1,4 @@
-//! Decides what the leases in the directory prove.
+//! Decides what can be concluded from the leases in the directory.
 
 use tokio::time::Instant;
 
@@ -20,7 +20,8 @@ impl Heartbeat {
 
     /// Returns `true` if everything the directory may have lost has been rewritten.
     ///
-    /// The owner named in a record is then the latest one, as far as this instance knows. Returns `false` if the directory does not answer.
+    /// The owner specified in a record is then the latest owner, as far as this instance knows. Returns `false` if the directory does not
+    /// answer.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         let leases = self.directory.leases().await;
         leases.is_ok_and(|leases| self.proves_absence(&leases))
@@ -33,9 +34,9 @@ impl Heartbeat {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
-    /// Returns `true` if answers to this instance's calls are late, or may yet turn out to be.
+    /// Returns `true` if answers to this instance's calls are late, or may turn out to be late.
     ///
-    /// This is possible while there are sessions this instance must close, because their calls may still be running.
+    /// They may turn out to be late while there are sessions this instance must close, because their calls may still be running.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.has_late_answers()
     }

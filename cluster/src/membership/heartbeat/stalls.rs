@@ -11,7 +11,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The longest stall that may remain unreported: two check intervals.
 ///
-/// During a stall, clients may be waiting with unread requests. A longer stall is recorded, and owners allow for a shorter one before they
+/// During a stall, clients may be waiting with unread requests. Longer stalls are recorded, and owners allow for shorter stalls before they
 /// rely on a heartbeat.
 pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);
 

@@ -1,4 +1,4 @@
-//! Answers resumes of calls lost with their instance.
+//! Answers requests to resume calls that were lost with their instance.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -54,7 +54,7 @@ impl Default for FormerOwners {
 // === impl Router ===
 
 impl Router {
-    /// Answers the resume of a call lost with its instance, instead of the application.
+    /// Answers a request to resume a lost call, instead of the application.
     ///
     /// Asks the client to retry if the directory does not answer, or if a missing answer might still be written.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
@@ -77,7 +77,7 @@ impl Router {
 
     /// Returns `true` if the calls run by a session's former owners have ended.
     ///
-    /// Once they have ended, any of their answers that were not lost are in the directory.
+    /// By then, all of their answers are in the directory, except those that were lost.
     ///
     /// One of these calls may still be running if another instance now owns the session, or if this instance claimed the session less than
     /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.

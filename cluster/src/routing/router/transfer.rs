@@ -23,7 +23,7 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// Calls waiting for their sessions to be transferred. Clones share them.
+/// Calls waiting for their sessions to be transferred. Clones share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitingCalls(Arc<Mutex<Vec<Arc<WaitingCall>>>>);
 
@@ -109,7 +109,8 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// A peer can claim it if it is not open here, or if its record names this instance as the owner. Otherwise, the session is rewritten.
+    /// A peer can claim the session if it is not open here, or if its record specifies this instance as the owner. Otherwise, the session
+    /// is rewritten.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
