@@ -121,7 +121,7 @@ fn a_token_must_be_long_and_fit_in_a_header_and_is_never_shown() {
     ] {
         let error = read(invalid).unwrap_err().to_string();
         assert!(
-            error.contains("a token has") && !error.contains("s3cret"),
+            error.contains("for '--admin-token <TOKEN>': a token") && !error.contains("s3cret"),
             "{error}"
         );
     }
