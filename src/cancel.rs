@@ -9,7 +9,7 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancellation on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// Keeps a call's session open while the call may be about to be cancelled.
+/// Keeps a call's session open while a cancellation may be imminent.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancellation into the server running a call.
@@ -27,7 +27,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Announces that `call` may be about to be cancelled. Returns `None` if no task would wait for the guard.
+    /// Announces that `call` may soon be cancelled. Returns `None` if no task would wait for the guard.
     fn announce_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }

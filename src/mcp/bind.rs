@@ -19,7 +19,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Links a repeated attempt's handler to the first attempt's call.
+/// Links a retry's handler to the first attempt's call.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {

@@ -39,7 +39,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// `Debug` omits the session id, because a client that knows it can act for the session.
+/// `Debug` omits the session id, because anyone who knows it can act on behalf of the session.
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A call is now in flight.
@@ -175,18 +175,18 @@ impl fmt::Debug for Event<'_> {
     }
 }
 
-/// Receives every [`Event`] of a layer, and of any clones made from it afterwards.
+/// Receives every [`Event`] from a layer, and from any clones made from it afterwards.
 ///
 /// A layer can have several observers. A closure is an observer, too, and with [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn),
 /// the type of its argument is inferred.
 ///
-/// An observer is called synchronously, possibly from within `Drop`, with no lock held, and before any later event of the same call.
+/// An observer is called synchronously, possibly from within `Drop`, with no lock held, and before any later event for the same call.
 /// Therefore:
 ///
 /// - It must not block, because that would delay the runtime and the cancellation. Hand slow work off through a channel.
 /// - It must not call back into the layer or the call.
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
-///   still prints it, and with `panic = "abort"` it ends the process.
+///   still prints it, and with `panic = "abort"` it aborts the process.
 ///
 /// An event is reported in the span (if any) in which the call's request was served. The exception is
 /// [`AnswerEvicted`](Event::AnswerEvicted), which may be reported in any span.

@@ -1,6 +1,6 @@
 //! Limits how long a request body may pause.
 //!
-//! Otherwise a client that sends half a body and then stays connected would block every task waiting for the rest.
+//! Without this limit, a client that sends half a body and then stays connected would block every task waiting for the rest.
 
 use std::{
     error::Error,

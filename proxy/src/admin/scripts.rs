@@ -37,7 +37,7 @@ pub(super) fn routes(page: Page, token: AdminToken) -> Router {
     restrict_to_token(router, token)
 }
 
-/// Makes these routes refuse requests without the token.
+/// Rejects requests to these routes that lack the token.
 pub(super) fn restrict_to_token(router: Router, token: AdminToken) -> Router {
     router.route_layer(from_fn_with_state(token, require_token))
 }

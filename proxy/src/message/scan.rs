@@ -1,8 +1,8 @@
 //! Classifies, piece by piece, a message that is too long to store or can't be parsed.
 //!
-//! 1. **Little memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`.
+//! 1. **Bounded memory.** The scanner stores the name of one member at a time, and the values of `jsonrpc`, `id` and `method`.
 //!    It stores just enough of a `result` or `error` to recognise `null`, and nothing of any other member.
-//! 2. **A doubtful answer does not count.** A message is only recognised as an answer if it has exactly one `id`, no `method`,
+//! 2. **When in doubt, a message is not an answer.** A message is only recognised as an answer if it has exactly one `id`, no `method`,
 //!    and either a `result` or an `error`. It must also end with its object's closing brace. To find the end of any other
 //!    member, the scanner just counts brackets.
 
@@ -106,7 +106,7 @@ impl Scanner {
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
-    /// Returns `true` if the message is a notification that can safely be lost.
+    /// Returns `true` if the message is a notification that can safely be dropped.
     ///
     /// Like [`Message::is_droppable`](super::Message::is_droppable), but only takes into account what has been read so far.
     pub(crate) fn is_droppable(&self) -> bool {
@@ -175,7 +175,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // No name or method known to us is this long. The replacement is not JSON, so it can't equal any id.
+            // No known name or method is this long. The replacement is not JSON, so it can't equal any id.
             self.text = vec![0; MAX_TEXT]
         }
     }

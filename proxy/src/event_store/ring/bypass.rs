@@ -8,9 +8,9 @@ use crate::event_store::event::{Event, Weight};
 // === impl Ring ===
 
 impl Ring {
-    /// Starts an event that bypasses the ring.
+    /// Starts sending an event that bypasses the ring.
     ///
-    /// Returns `false` if the reader has to take earlier events first. If there is no reader, or the ring has ended, the event
+    /// Returns `false` if the reader has to take earlier events first. If there is no reader, or the ring has been closed, the event
     /// is lost right away, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` creates the error
     /// for a reader that misses the event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
@@ -89,7 +89,7 @@ impl Ring {
         }
     }
 
-    /// Aborts the current bypass, if any, because the reader has detached or the ring has ended.
+    /// Aborts the current bypass, if any, because the reader has detached or the ring has been closed.
     pub(super) fn abort_bypass(&mut self) {
         if let Bypass::Piece(_) = self.bypass {
             self.bypass = Bypass::Aborted;
