@@ -317,6 +317,13 @@ impl<A> RetainedQueue<A> {
 
     /// Inserts a call behind those that expire no later, which is nearly always at the back.
     fn insert(&mut self, call: RetainedCall<A>) {
+        if self
+            .calls
+            .back()
+            .is_none_or(|last| last.until <= call.until)
+        {
+            return self.calls.push_back(call);
+        }
         let mut calls = self.calls.iter();
         let previous = calls.rposition(|other| other.until <= call.until);
         let index = previous.map_or(0, |index| index + 1);
